@@ -36,9 +36,9 @@ from .distributed.process_group import local_world
 from .loops.training_run import TrainingRun
 from .loops.write_forecast import fit_segment
 from .sharding.shards import demand_known_optimizer
-from .state.auxiliary.pending_gradients import mark_zero
 from .state.fingerprint import Mode
 from .state.naming import Models
+from .state.pending_gradients import mark_zero
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [

@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a rank keeps the newest checkpoint of the fastest rank, not that of the slowest",
-        path="integrations/tranlogs_torch/loops/group_checkpoints.py",
+        path="integrations/tranlogs_torch/loops/group_coordinator.py",
         before="journal.holds.set_common_step(min(steps) if",
         after="journal.holds.set_common_step(max(steps) if",
         tests=(

@@ -12,7 +12,7 @@ import torch
 from tranlogs.training import Journal, Place, Rung
 
 from ..ddp.gradient_ranges import Portion
-from ..state.auxiliary.auxiliary import Auxiliary
+from ..state.auxiliary import Auxiliary
 from ..state.state import TorchState
 from .foreign_writes import ForeignWrites
 from .staging import Staging

@@ -19,8 +19,8 @@ from tranlogs.records import NO_TENSORS, Tensor, tree
 from tranlogs.training import StepRecorder
 
 from ..sharding.shards import array_of, is_by_element, is_part, settled
-from ..state.auxiliary.pending_gradients import mark_used
 from ..state.group_values import GroupValues
+from ..state.pending_gradients import mark_used
 from ..state.state_watch import StateWatch
 from ..tensors.arrays import adapt, local
 from .gradients import CapturedGradients, Clipping, GradientPayloads

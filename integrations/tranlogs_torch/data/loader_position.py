@@ -24,8 +24,7 @@ from ..distributed.process_group import size
 from ..tensors import arrays
 from .generators import DRAWS
 from .loader_class import seeded
-from .loader_iteration import END, LoaderIteration
-from .resized_position import redivided
+from .loader_iteration import END, LoaderIteration, redivided
 from .rng import get_rng, set_rng
 from .sampler import Draws
 from .tracked_loader import TrackedLoader

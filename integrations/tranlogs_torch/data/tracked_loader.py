@@ -13,7 +13,7 @@ from tranlogs.base.errors import UsageError
 
 from .generators import MovedGenerators
 from .loader_class import SeededDataset, check_workers
-from .resized_position import Rest, division_of, rest_of
+from .loader_iteration import Rest, division_of, rest_of
 from .sampler import Draws, SamplerStates, SeekableSampler, nested
 
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tranlogs.base.errors import UsageError
 
-from ..state.auxiliary.pending_gradients import move_into
+from ..state.pending_gradients import move_into
 
 _CONSTANT = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, logging.Logger)
 

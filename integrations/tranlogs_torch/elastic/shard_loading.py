@@ -3,12 +3,13 @@ checkpoints.
 
 Of each checkpoint a process reads the ranges that fall into its own parts, some megabytes at a time. Where it cannot read the
 folder (a disk of another machine), the process that made the checkpoint reads them and sends them. What several former ranks
-had is compared, bit for bit: it must be the same.
+had is compared, bit for bit: it must be the same. `RecoverableState` is the state that ranks recover in this way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,10 @@ import torch
 
 from tranlogs.base.errors import CorruptCheckpoint, RecoveryError, StateMismatch, UsageError, error_text
 from tranlogs.base.types import AnyArray, Array, Bytes
-from tranlogs.ranks import Transport
+from tranlogs.ranks import FormerState, Transport
 from tranlogs.records import Checkpoint
 
+from ..replay.redo import ReplayableState
 from ..sharding.shards import place_of, shape_of
 from ..state import environment, naming
 from ..state.compatibility import Layouts, in_later_groups, mismatches, optimizer_differences
@@ -29,7 +31,7 @@ from ..tensors import arrays
 from ..tensors.arrays import is_dtensor, local
 from ..tensors.equality import have_same_bits
 from .former_checkpoint import FormerCheckpoint
-from .lost_rank_state import packed, unpacked
+from .lost_rank_state import adopt, packed, unpacked
 from .transfer_plan import Box, BoxPiece, Shape, StoredBox, bundles, common, cut, pieces
 
 T = TypeVar("T")
@@ -303,3 +305,25 @@ class Assembly:
                 for key, value, device in items:
                     found.setdefault(name, {}).setdefault(key, (key, value, device))
         return {name: list(items.values()) for name, items in found.items()}
+
+
+class RecoverableState(ReplayableState, ABC):
+    """The state of a PyTorch run, with what ranks exchange while they recover."""
+
+    @abstractmethod
+    def former_state(self) -> FormerState:
+        """Return a state for what another process recorded."""
+
+    def assemble(
+        self,
+        checkpoints: Mapping[int, tuple[Path, dict[str, Any]]],
+        owners: Mapping[int, int],
+        rank: int,
+        transport: Transport,
+    ) -> dict[str, Any]:
+        """Read this process's parts of all tensors from the checkpoints of the former ranks."""
+        return Assembly(self, checkpoints, owners, rank, transport).run()
+
+    def adopt(self, sources: Sequence[Path], rank: int, *, is_start: bool) -> list[str]:
+        """Take the state of a rank whose journal is lost from the checkpoints of others."""
+        return adopt(self, sources, rank, self.built if is_start else None)

@@ -24,7 +24,7 @@ from tranlogs.training import Journal, Progress
 
 from .lost_rank_state import seeded
 from .neighbour_copies import settle_beside
-from .recoverable_state import RecoverableState
+from .shard_loading import RecoverableState
 
 
 def is_of_many(folder: Path) -> bool:

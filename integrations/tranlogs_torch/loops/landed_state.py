@@ -14,9 +14,9 @@ from tranlogs.records import tree
 from tranlogs.training import digest_of, is_below
 
 from ..state import naming
-from ..state.auxiliary.tracked_objects import REMEMBERED
 from ..state.extra_state import split
 from ..state.fingerprint import memory_of
+from ..state.tracked_objects import REMEMBERED
 from ..tensors import arrays
 from ..tensors.arrays import local
 from .run_parts import RunParts

@@ -11,7 +11,7 @@ from tranlogs.ranks import FindObstacle, GroupRecovered, ReplacementSource
 from tranlogs.training import Journal, Progress
 
 from ..ddp.gradient_ranges import Portion
-from ..elastic.recoverable_state import RecoverableState
+from ..elastic.shard_loading import RecoverableState
 from ..elastic.world_size import is_of_many, recover_alone
 
 

@@ -14,7 +14,7 @@ from ..capture.logged_run import LoggedRun
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..offline.recorded_state import LiveState
 from ..state import environment
-from ..state.auxiliary.auxiliary import Auxiliary
+from ..state.auxiliary import Auxiliary
 from ..state.compatibility import describe_modules
 from .rank_coordinator import RankCoordinator
 

@@ -15,7 +15,7 @@ from tranlogs.training import Framework, LoopState
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..data.generators import generators_in
 from ..state import naming
-from ..state.auxiliary.auxiliary import Auxiliary
+from ..state.auxiliary import Auxiliary
 
 _DEPTH_MAX = 4  # of datasets within each other
 _PARTS_MAX = 64  # of a list that a tracked object has, such as the schedulers of a SequentialLR

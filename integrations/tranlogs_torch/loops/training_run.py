@@ -37,9 +37,9 @@ from ..distributed.process_group import demand_group
 from ..offline.recorded_state import LiveState
 from ..sharding.shards import demand_known_modules
 from ..state import naming
-from ..state.auxiliary.auxiliary import Auxiliary
-from ..state.auxiliary.loader_positions import LoaderPositions
-from ..state.auxiliary.tracked_objects import REMEMBERED
+from ..state.auxiliary import Auxiliary
+from ..state.loader_positions import LoaderPositions
+from ..state.tracked_objects import REMEMBERED
 from ..tensors import arrays
 from .boundaries import Boundaries
 from .companions import Companions

@@ -24,7 +24,7 @@ from tranlogs.base.types import AnyArray, Array
 from tranlogs.records import Checkpoint, Snapshot
 from tranlogs.training import Recovered, ScalarHistory
 
-from ..elastic.recoverable_state import RecoverableState
+from ..elastic.shard_loading import RecoverableState
 from ..sharding.shards import array_of, put_place
 from ..state import environment
 from ..state.environment import class_name

@@ -12,7 +12,7 @@ from tranlogs.records import tree
 from ..tensors import arrays
 from ..tensors.arrays import local
 from . import naming
-from .auxiliary.auxiliary import Auxiliary
+from .auxiliary import Auxiliary
 from .extra_state import set_own
 from .state import TorchState
 

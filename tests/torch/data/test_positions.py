@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tranlogs.encoding.tree import decode, encode
-from tranlogs_torch.data.resized_position import division_of, redivided, rest_of
+from tranlogs_torch.data.loader_iteration import division_of, redivided, rest_of
 from tranlogs_torch.data.rng import KeptRng, get_rng, set_rng
 from tranlogs_torch.tensors.arrays import adapt, make_array, make_extension
 

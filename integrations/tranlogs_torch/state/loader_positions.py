@@ -13,9 +13,9 @@ from tranlogs.base.errors import UsageError
 from tranlogs.records import Fixed
 from tranlogs.training import Face
 
-from ...data.loader_class import advice_for_other_loader
-from ...data.loader_position import LoaderPosition
-from ..caveats import advise
+from ..data.loader_class import advice_for_other_loader
+from ..data.loader_position import LoaderPosition
+from .caveats import advise
 
 _OUTSIDE = ("epoch", "batch", "taken", "order", "index", "length")  # of the head: what each batch changes, and others read
 _LASTING = ("opened", "workers", "entered")  # random states of 8 kB each; so is that of the index, when the first draw was made

@@ -13,10 +13,10 @@ from torch import nn
 from tranlogs.records import Fixed
 from tranlogs.training import FixedCache
 
-from ...data.rng import KeptRng
-from .. import naming
-from ..group_values import GroupValues
-from ..state import TorchState
+from ..data.rng import KeptRng
+from . import naming
+from .group_values import GroupValues
+from .state import TorchState
 
 _is_training = attrgetter("training")
 

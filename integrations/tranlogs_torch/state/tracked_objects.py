@@ -13,10 +13,10 @@ from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import tree
 from tranlogs.training import LoopState, Remembered, Unstorable, demand_storable
 
-from ...data.generators import trackable
-from ...data.loader_class import advice_for_other_loader
-from ...tensors import arrays
-from ..compatibility import Settings, describe_scheduler
+from ..data.generators import trackable
+from ..data.loader_class import advice_for_other_loader
+from ..tensors import arrays
+from .compatibility import Settings, describe_scheduler
 
 _log = logging.getLogger("tranlogs")
 

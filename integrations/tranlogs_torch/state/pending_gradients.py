@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from ...sharding import fsdp
-from ...sharding.shards import like
-from ...tensors.arrays import local
-from ..fingerprint import version_of, versions
-from ..state import TorchState
+from ..sharding import fsdp
+from ..sharding.shards import like
+from ..tensors.arrays import local
+from .fingerprint import version_of, versions
+from .state import TorchState
 
 _TRAINS, _DENSE, _SPARSE, _ORPHAN, _REDONE = 1, 2, 4, 8, 16  # flags of a parameter
 _LEFT = "_tranlogs_left"  # on a gradient: its version when it lay about at a boundary

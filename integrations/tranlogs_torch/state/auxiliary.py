@@ -15,17 +15,17 @@ from torch.utils.data import DataLoader
 from tranlogs.records import Fixed
 from tranlogs.training import UNKNOWN_DATA, Face, LoopSequence, Remembered, TurnData
 
-from ...data.loader_position import LoaderPosition
-from ...data.rng import get_rng, set_rng
-from ...tensors.arrays import local
-from ..compatibility import Settings
-from ..extra_state import is_torchs, split
-from ..optimizer_states import write_hyper
-from ..state import TorchState
+from ..data.loader_position import LoaderPosition
+from ..data.rng import get_rng, set_rng
+from ..tensors.arrays import local
+from .compatibility import Settings
+from .extra_state import is_torchs, split
 from .kept_generators import is_kept_generator
 from .loader_positions import LoaderPositions
+from .optimizer_states import write_hyper
 from .pending_gradients import Gradients
 from .rarely_changed_parts import SteadyParts
+from .state import TorchState
 from .tracked_objects import TrackedObjects
 
 _NOTHING = Fixed({})  # an empty part of a boundary: encoded once
