@@ -9,13 +9,11 @@ Slow-downs are taken within one training process: it trains in blocks of some se
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from tranlogs.retention.value_decay import read_evaluations
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that runs alone has only its own folder there
 from tests.support.toy import open_toy
 
-_BATCH = 4  # windows of a GPT
 _TICK = os.sysconf("SC_CLK_TCK")
 _SECONDS_MAX = 120.0  # for a daemon to be there
 _QUIET_SECONDS, _QUIET_SHARE = 0.7, 0.1  # so long, a daemon took less of a processor: there is nothing to do
@@ -110,15 +107,15 @@ def _cpu_seconds(pid: int) -> float:
 
 def slowdown(quick: bool) -> dict[str, Any]:
     """Return step time with the daemon over that without, block by block."""
-    models: dict[str, tuple[Callable[..., Any], int, float]] = {  # pairs of blocks, seconds of a block
-        f"GPT, 10.7 M parameters, batch {_BATCH}": (_gpt, 6, 3.0),
-        "perceptron, 0.1 M parameters": (_small, 12, 1.0),
+    models = {  # pairs of blocks, seconds of a block
+        "GPT, 10.7 M parameters, batch 4": (6, 3.0),
+        "perceptron, 0.1 M parameters": (12, 1.0),
     }
     found: dict[str, Any] = {}
-    for title, (make, pairs, length) in models.items():
+    for title, (pairs, length) in models.items():
         with measured_folder() as place:
             run = Path(place) / "run"
-            trainer = Child(_train, make, run, quick)
+            trainer = Child(_train, title.startswith("GPT"), run, quick)
             daemons = {"daemon": (), "daemon, --store": ("--store", f"file://{place}/store")}
             found[title] = {
                 name: _compared(f"{title}, {name}", trainer, run, options, 1 if quick else pairs, 1.0 if quick else length)
@@ -156,26 +153,25 @@ def _compared(name: str, trainer: Child, run: Path, options: tuple[str, ...], pa
     return {"median": middle, "q25": low, "q75": high}
 
 
-def _train(pipe: Any, make: Callable[..., Any], run: Path, quick: bool) -> None:
+def _train(pipe: Any, is_gpt: bool, run: Path, quick: bool) -> None:
     """Train for as many seconds as is asked for; answer how long a step took. What is still to be synced is not counted."""
     os.environ["OMP_WAIT_POLICY"] = "passive"  # a busy machine waits by sleeping; read as torch is imported
     import torch
+    from training_cases import gpt, perceptron
 
     from tranlogs_torch import LoggedOptimizer
 
     torch.set_num_threads(2)
-    model, backward = make(quick)
-    inner = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    optimizer = LoggedOptimizer(inner, run, model, log="gradients", keep=1, fingerprint="full", checkpoint_every=24)
+    work = gpt(4, quick=quick) if is_gpt else perceptron()
+    settings: dict[str, Any] = {"log": "gradients", "keep": 1, "fingerprint": "full", "checkpoint_every": 24}
+    optimizer = LoggedOptimizer(work.optimizers[0], run, work.model, **settings)
     optimizer.recover()
     turns = optimizer.steps(10**9)
     next(turns)
     while (length := pipe.recv()) is not None:
         steps, start = 0, time.perf_counter()
         while time.perf_counter() - start < length or steps < 2:
-            backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            work.compute([optimizer])
             next(turns)
             steps += 1
         taken = time.perf_counter() - start
@@ -183,35 +179,6 @@ def _train(pipe: Any, make: Callable[..., Any], run: Path, quick: bool) -> None:
         optimizer.training_run.journal.wait_checkpoint()
         pipe.send(taken / steps)
     optimizer.close()
-
-
-def _gpt(quick: bool) -> tuple[Any, Callable[[], None]]:
-    from training_cases import batches, model_and_text
-
-    model, windows = model_and_text(quick=quick)
-    texts = batches(windows)
-
-    def backward() -> None:
-        text, following = next(texts)
-        model.loss(text[:_BATCH], following[:_BATCH]).backward()
-
-    return model, backward
-
-
-def _small(quick: bool) -> tuple[Any, Callable[[], None]]:
-    """What is measured with it is what a step costs whatever its size."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    samples = itertools.cycle([(torch.randn(256, 64), torch.randint(0, 10, (256,))) for _ in range(16)])
-
-    def backward() -> None:
-        x, y = next(samples)
-        nn.functional.cross_entropy(model(x), y).backward()
-
-    return model, backward
 
 
 # Beside nothing.

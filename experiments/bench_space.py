@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from harness import ask_child, measured_folder
 from paired_timing import seconds
-from training_cases import Work, batches, gradients_given, mlp, model_and_text, tiny
+from training_cases import Work, gpt, gradients_given, mlp, tiny
 
 from tranlogs.base.config import MIB
 from tranlogs_torch import LoggedOptimizer
@@ -21,6 +21,7 @@ _CASES: tuple[tuple[str, Callable[[], Work], tuple[int, ...]], ...] = (
     ("MLP, 2.1 M", mlp, (1, 10, 40)),
 )
 _SECTOR = 512
+_BATCH = 16  # windows of a GPT
 
 
 def disk(*, quick: bool) -> dict[str, Any]:
@@ -66,13 +67,12 @@ def checkpoint(*, quick: bool) -> dict[str, Any]:
 
 def _stall(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(2)
-    model, windows = model_and_text(quick=quick)
+    work = gpt(_BATCH, quick=quick)
     with measured_folder() as folder:
-        optimizer = LoggedOptimizer(
-            torch.optim.AdamW(model.parameters()), Path(folder) / "run", model, log="gradients", checkpoint_every=10**6
-        )
+        run, settings = Path(folder) / "run", {"log": "gradients", "checkpoint_every": 10**6}
+        optimizer = LoggedOptimizer(work.optimizers[0], run, work.model, **settings)
         optimizer.recover()
-        stream, turns = batches(windows), optimizer.steps(10**9)
+        turns = optimizer.steps(10**9)
         stalls: list[float] = []
         copies: list[float] = []
         target: list[Any] = []
@@ -80,10 +80,7 @@ def _stall(quick: bool) -> dict[str, Any]:
 
         def train() -> None:
             next(turns)
-            text, following = next(stream)
-            model.loss(text, following).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            work.compute([optimizer])
 
         def take_checkpoint() -> None:
             training_run.journal.checkpoint(training_run.state.snapshot(training_run.auxiliary.read()))
@@ -98,7 +95,7 @@ def _stall(quick: bool) -> dict[str, Any]:
             stalls.append(seconds(take_checkpoint))
             training_run.journal.wait_checkpoint()
             train()
-            tensors = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
+            tensors = [*work.model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
             source = [t.detach().numpy() for t in tensors]
             target = target or [np.ones_like(a) for a in source]
             copies.append(seconds(copy))
@@ -113,25 +110,22 @@ def _stall(quick: bool) -> dict[str, Any]:
 def _peak(is_logged: bool, quick: bool) -> int:
     """Train, and return the peak of anonymous memory (the log's mapped file is page cache, and not counted)."""
     torch.set_num_threads(2)
-    model, windows = model_and_text(quick=quick)
-    stream, peak, steps = batches(windows), 0, 4 if quick else 12
+    work, steps = gpt(_BATCH, quick=quick), 4 if quick else 12
+    optimizer: Any = work.optimizers[0]
+    peaks: list[int] = []
     with measured_folder() as folder:
-        optimizer: Any = torch.optim.AdamW(model.parameters())
         turns: Any = range(steps)
         if is_logged:
-            optimizer = LoggedOptimizer(optimizer, Path(folder) / "run", model, log="gradients", checkpoint_every=3)
+            optimizer = LoggedOptimizer(optimizer, Path(folder) / "run", work.model, log="gradients", checkpoint_every=3)
             optimizer.recover()
             turns = optimizer.steps(steps)
+        optimizer.register_step_pre_hook(lambda *_: peaks.append(_anonymous_bytes()))
+        optimizer.register_step_post_hook(lambda *_: peaks.append(_anonymous_bytes()))
         for _ in turns:
-            text, following = next(stream)
-            model.loss(text, following).backward()
-            peak = max(peak, _anonymous_bytes())
-            optimizer.step()
-            peak = max(peak, _anonymous_bytes())
-            optimizer.zero_grad()
+            work.compute([optimizer])
         if is_logged:
             optimizer.close()
-    return peak
+    return max(peaks)
 
 
 def _anonymous_bytes() -> int:

@@ -9,7 +9,7 @@ floor: the least that any log of gradients costs here (cost_floor.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -61,16 +61,7 @@ class Plain:
 
 
 class Logged(Plain):
-    """A loop with a log.
-
-    Args:
-        work: the loop.
-        run: folder of the run.
-        segment_bytes: size of a log file.
-        log: as LoggedOptimizer takes it.
-    """
-
-    _turns: Iterator[int]
+    """A loop with a log, in log files of some size."""
 
     def __init__(self, work: Work, run: Path, segment_bytes: int, log: LogKind | Literal["auto"] = "gradients") -> None:
         super().__init__(work)
@@ -81,7 +72,7 @@ class Logged(Plain):
         others = [self.logged.add_optimizer(other, f"other{i}") for i, other in enumerate(rest)]
         self.optimizers: list[Optimizer] = [self.logged, *others]
         self.logged.recover()
-        self._turns = self.logged.steps(_NEVER)
+        self._turns: Any = self.logged.steps(_NEVER)
         next(self._turns)
         self._interval = max(8, -(-segment_bytes // work.step_bytes))  # steps
         self._since = 0
@@ -122,7 +113,7 @@ class Logged(Plain):
 
     def close(self) -> None:
         """Close the run."""
-        self._turns.close()  # type: ignore[attr-defined]
+        self._turns.close()
         self.logged.close()
 
     def _checkpoint(self) -> None:
@@ -133,12 +124,7 @@ class Logged(Plain):
 
 
 class Floor(Plain):
-    """A loop whose gradients are written and hashed, and nothing else.
-
-    Args:
-        work: the loop.
-        path: of the file that they are written to.
-    """
+    """A loop whose gradients are written to a file and hashed, and nothing else."""
 
     def __init__(self, work: Work, path: Path) -> None:
         super().__init__(work)

@@ -17,7 +17,6 @@ import gc
 import logging
 import math
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from harness import ask_child, measured_folder
 from paired_timing import AUTO, FLOOR, MACHINE, PLAIN, compare, take_turns, tell
 
 _FLOOR_BYTES = 32 << 20
-_LOG: dict[str, Any] = {"log": "gradients", "keep": 1, "verbose": False, "on_signal": None}
+_LOG: dict[str, Any] = {"checkpoint_every": 25, "keep": 1, "segment_bytes": 16 << 20, "verbose": False, "on_signal": None}
 _VOCABULARY, _LENGTH, _BATCH = 512, 48, 8
 _BACKENDS = {  # backend, jit_compile
     "TensorFlow graph": ("tensorflow", False),
@@ -71,17 +70,21 @@ def keras(*, quick: bool) -> dict[str, Any]:
     return found
 
 
-def _compare_fits(fit: Callable[[list[Any]], list[float]], callbacks: dict[str, Any], run: Path, quick: bool) -> dict[str, Any]:
-    """Compare arms: `fit` trains with some callbacks and returns the seconds of steps that count; an arm has a callback."""
+def _compare_fits(
+    fit: Callable[[list[Any]], list[float]], logs: dict[str, Callable[..., Any]], floor: Callable[[Path], Any], quick: bool
+) -> dict[str, Any]:
+    """Compare arms: `fit` trains with some callbacks and returns the seconds of steps that count."""
 
-    def block(make_callback: Callable[[], Any] | None) -> list[float]:
+    def block(arm: str) -> list[float]:
         gc.collect()
-        seconds = fit([] if make_callback is None else [make_callback()])
-        shutil.rmtree(run, ignore_errors=True)
-        return seconds
+        with measured_folder() as folder:
+            if arm in logs:
+                log = "auto" if arm == AUTO else "gradients"
+                return fit([logs[arm](Path(folder) / "run", log=log, **_LOG)])
+            return fit([floor(Path(folder) / "floor")] if arm == FLOOR else [])
 
-    arms = {arm: partial(block, make) for arm, make in {PLAIN: None, **callbacks}.items()}
-    arms[PLAIN]()  # what is imported and made once
+    block(PLAIN)  # what is imported and made once
+    arms = {arm: partial(block, arm) for arm in (PLAIN, *logs, FLOOR)}
     times = take_turns(arms, 1 if quick else 6, seconds_max=45.0)
     return {arm: compare(times, arm) for arm in times}
 
@@ -142,10 +145,7 @@ def _huggingface(quick: bool) -> dict[str, Any]:
             trainer.train()
         return _steps(clock.begun, quick)
 
-    with measured_folder() as folder:
-        run, options = Path(folder) / "run", {**_LOG, "checkpoint_every": 25, "segment_bytes": 16 << 20}
-        callbacks = {MACHINE: partial(TranLogsTrainerCallback, run, **options), FLOOR: partial(Floor, Path(folder) / "floor")}
-        return _compare_fits(fit, callbacks, run, quick)
+    return _compare_fits(fit, {MACHINE: TranLogsTrainerCallback}, Floor, quick)
 
 
 def _lightning(quick: bool) -> dict[str, Any]:
@@ -209,10 +209,7 @@ def _lightning(quick: bool) -> dict[str, Any]:
         trainer.fit(Perceptron(), DataLoader(data, batch_size=64, shuffle=True))
         return _steps(clock.begun, quick)
 
-    with measured_folder() as folder:
-        run, options = Path(folder) / "run", {**_LOG, "checkpoint_every": 25, "segment_bytes": 16 << 20}
-        callbacks = {MACHINE: partial(TranLogsLightningCallback, run, **options), FLOOR: partial(Floor, Path(folder) / "floor")}
-        return _compare_fits(fit, callbacks, run, quick)
+    return _compare_fits(fit, {MACHINE: TranLogsLightningCallback}, Floor, quick)
 
 
 def _keras(backend: str, jit: bool, quick: bool) -> dict[str, Any]:
@@ -267,11 +264,4 @@ def _keras(backend: str, jit: bool, quick: bool) -> dict[str, Any]:
         keras.utils.clear_session()
         return [(end - begin) / steps for begin, end in zip(begun[1:], ended[1:], strict=True)]
 
-    with measured_folder() as folder:
-        run, options = Path(folder) / "run", {**_LOG, "checkpoint_every": 30, "segment_bytes": 32 << 20}
-        callbacks = {
-            MACHINE: partial(TranLogsCallback, run, **options),
-            AUTO: partial(TranLogsCallback, run, **options | {"log": "auto"}),
-            FLOOR: partial(Floor, Path(folder) / "floor"),
-        }
-        return _compare_fits(fit, callbacks, run, quick)
+    return _compare_fits(fit, {MACHINE: TranLogsCallback, AUTO: TranLogsCallback}, Floor, quick)

@@ -28,12 +28,7 @@ _BUFFERS_MAX = 512  # in one system call
 
 
 class FloorFile:
-    """A file whose blocks and pages are there already, and which a thread flushes.
-
-    Args:
-        path: of the file; it is made, and filled once.
-        nbytes: its size; it is written from the start again when it is full.
-    """
+    """A file that is filled once, and which a thread flushes. It is written from the start again when it is full."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -96,13 +91,7 @@ class FloorFile:
 
 
 class FloorLog(FloorFile):
-    """Writes what the steps of PyTorch's optimizers consume, and hashes what they write, by hooks.
-
-    Args:
-        path: of the file.
-        optimizers: whose steps are written.
-        nbytes: size of the file.
-    """
+    """Writes what the steps of PyTorch's optimizers consume, and hashes what they write, by hooks."""
 
     def __init__(self, path: Path, optimizers: list[torch.optim.Optimizer], nbytes: int) -> None:
         super().__init__(path, nbytes)
@@ -123,5 +112,5 @@ class FloorLog(FloorFile):
 
 
 def _bytes_of(tensor: Any) -> memoryview:
-    view: Any = tensor.detach().numpy().reshape(-1).view(np.uint8).data
-    return view  # type: ignore[no-any-return]
+    view: memoryview = tensor.detach().numpy().reshape(-1).view(np.uint8).data
+    return view

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -31,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mat
 
 import numpy as np
 import torch
+from harness import Child
 from paired_timing import PLAIN, Block, compare, seconds, take_turns
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -62,13 +64,7 @@ _KINDS = [(log, durability) for log in ("gradients", "weights") for durability i
 
 
 class Training:
-    """A GPT on real text, on one device.
-
-    Args:
-        device: "cuda" or "cpu".
-        name: of the model.
-        deterministic: whether kernels must repeat themselves.
-    """
+    """A GPT on real text, on one device; with kernels that repeat themselves, if they are to be deterministic."""
 
     def __init__(self, device: str, name: str, *, deterministic: bool = True) -> None:
         config, alphabet, batch = MODELS[name]
@@ -81,12 +77,7 @@ class Training:
         text = torch.from_numpy(np.frombuffer(read_topics().encode(), np.uint8)[: 400_000 if name == TINY else None].copy())
         windows = text[: len(text) // (config.block + 1) * (config.block + 1)].reshape(-1, config.block + 1)
         self.loader = DataLoader(TensorDataset(windows), batch_size=batch, shuffle=True, drop_last=True)
-        self._endless = self._batches()
-
-    def _batches(self) -> Iterator[Tensor]:
-        while True:
-            for (batch,) in self.loader:
-                yield batch
+        self.batches = (batch for _ in itertools.count() for (batch,) in self.loader)
 
     def compute(self, batch: Tensor, optimizer: Any) -> Tensor:
         """Take one step on a batch; return its loss, which is not waited for."""
@@ -101,7 +92,7 @@ class Training:
 
     def step(self, optimizer: Any) -> None:
         """Take one step on the next batch, and wait for the device."""
-        self.compute(next(self._endless), optimizer)
+        self.compute(next(self.batches), optimizer)
         self.wait()
 
     def wait(self) -> None:
@@ -121,20 +112,13 @@ class Training:
 # A process of its own that trains and may be killed.
 
 
-def train(job: dict[str, Any]) -> None:
-    """Train to the end of a job, and print the losses, the report and a digest of the state, a JSON object a line."""
+def train(pipe: Any, job: dict[str, Any]) -> None:
+    """Train to the end of a job, and say how recovery went, which step is done, and in the end losses and a digest."""
     training = Training(job["device"], job["model"], deterministic=job["deterministic"])
     steps = job["steps"]
-
-    def say(**what: Any) -> None:
-        print(json.dumps(what), flush=True)
-
     if job["run"] is None:
-        losses = []
-        for number in range(steps):
-            losses.append(training.compute(next(training._endless), training.optimizer).item())
-            say(done=number)
-        say(digest=training.digest(), losses=losses)
+        losses = [training.compute(next(training.batches), training.optimizer).item() for _ in range(steps)]
+        pipe.send({"digest": training.digest(), "losses": losses})
         return
     logged = LoggedOptimizer(
         training.optimizer, job["run"], training.model, log="gradients", checkpoint_every=job["checkpoint_every"]
@@ -143,29 +127,28 @@ def train(job: dict[str, Any]) -> None:
     start = time.perf_counter()
     report = logged.track(loader=training.loader).recover()
     took = time.perf_counter() - start
-    say(replayed=report.replayed, seconds_replay=report.seconds_replay, took=took)
+    pipe.send({"replayed": report.replayed, "seconds_replay": report.seconds_replay, "took": took})
     for number, (batch,) in logged.batches(training.loader, until=steps, enumerate=True):
         state.losses.append(training.compute(batch, logged).item())
-        say(done=number)
+        pipe.send({"done": number})
     notes = [str(note) for note in logged.report.notes]
-    say(digest=training.digest(), losses=state.losses, exact=logged.report.exact, notes=notes)
+    pipe.send({"digest": training.digest(), "losses": state.losses, "exact": logged.report.exact, "notes": notes})
     logged.close()
 
 
 def lead(job: dict[str, Any], kill_behind: int | None = None) -> dict[str, Any]:
     """Run a job in a process of its own; kill it once it has said that a step is done. Return all that it said."""
-    process = subprocess.Popen([sys.executable, __file__, "--job", json.dumps(job)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    child = Child(train, job)
     found: dict[str, Any] = {}
-    for line in process.stdout:
-        found |= json.loads(line) if line.startswith("{") else {}
+    while (said := child.receive()) is not None:
+        found |= said
         if kill_behind is not None and found.get("done", -1) >= kill_behind:
-            process.send_signal(signal.SIGKILL)
+            child.process.kill()
             break
-    status = process.wait()
+    child.process.join()
     wanted = 0 if kill_behind is None else -signal.SIGKILL
-    if status != wanted:
-        raise RuntimeError(f"the process was to end with status {wanted} and ended with {status}")
+    if child.process.exitcode != wanted:
+        raise RuntimeError(f"the process was to end with status {wanted} and ended with {child.process.exitcode}")
     return found
 
 
@@ -173,13 +156,7 @@ def lead(job: dict[str, Any], kill_behind: int | None = None) -> dict[str, Any]:
 
 
 class Kit:
-    """The parts, on one device.
-
-    Args:
-        device: "cuda" or "cpu".
-        is_quick: tiny sizes.
-        folder: for runs.
-    """
+    """The parts, on one device."""
 
     def __init__(self, device: str, *, is_quick: bool, folder: Path) -> None:
         self.device, self.is_quick, self.folder = device, is_quick, folder
@@ -328,11 +305,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="folder on the disk to be measured (default: a temporary one)")
     parser.add_argument("--quick", action="store_true", help="a tiny model")
     parser.add_argument("--cpu", action="store_true", help="without a GPU")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.job:
-        train(json.loads(given.job))
-        return
     if not given.cpu and not torch.cuda.is_available():
         parser.error("no CUDA GPU was found; --cpu --quick tries the kit without one")
     folder = Path(tempfile.mkdtemp(prefix="tranlogs-gpu-", dir=given.folder))

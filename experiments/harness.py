@@ -58,12 +58,7 @@ class Circumstances:
 
 
 def command_line(about: str | None, out: str) -> argparse.ArgumentParser:
-    """Return a parser that knows `--quick` and `--out`.
-
-    Args:
-        about: docstring of the script.
-        out: name of the results.
-    """
+    """Return a parser that knows `--quick` and `--out`, of a script with some docstring and results of some name."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small and short: checks the script, not the claims")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{out}.json")
@@ -86,15 +81,9 @@ def measured_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class Child:
-    """A process of its own that runs a function.
+    """A process of its own that runs a function, which is given the other end of the pipe, and `given`.
 
-    Attributes:
-        process: the process.
-        pipe: a connection to the function.
-
-    Args:
-        work: the function. It is given the other end of the pipe, and `given`.
-        is_fork: fork this process, which must have one thread, instead of starting Python anew and importing again.
+    With `is_fork`, this process is forked, which must have one thread; otherwise Python starts anew, and imports again.
     """
 
     def __init__(self, work: Callable[..., None], *given: Any, is_fork: bool = False) -> None:

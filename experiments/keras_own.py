@@ -43,7 +43,7 @@ def train(folder: Path, by: str, kill: bool) -> tuple[int, str]:
     callbacks: list[Any] = []
     if by == "its own checkpoints":
         callbacks.append(keras.callbacks.BackupAndRestore(str(folder / "own"), save_freq=EVERY))
-    elif by == "TranLogs":
+    else:
         from tranlogs_keras import TranLogsCallback
 
         settings: dict[str, Any] = {"log": "gradients", "checkpoint_every": EVERY, "data_order": "keras"}
@@ -58,11 +58,11 @@ def train(folder: Path, by: str, kill: bool) -> tuple[int, str]:
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Train without interruption; then kill and start again, by Keras' own checkpoints and by TranLogs."""
+    """By Keras' own checkpoints and by TranLogs: train without interruption; then train, kill and start again."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        _, whole = ask_child(train, Path(folder), "nothing", False)
         for by in ("its own checkpoints", "TranLogs"):
+            _, whole = ask_child(train, Path(folder) / "whole", by, False)
             assert ask_child(train, Path(folder), by, True) is None, "it was to die"
             went_on_after, digest = ask_child(train, Path(folder), by, False)
             row = {"trainer": "keras", "by": by, "finished_steps_lost": DEATH - went_on_after, "exact": digest == whole}

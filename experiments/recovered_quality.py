@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,51 +30,33 @@ PLACES = ("in the forward pass", "behind the backward pass", "behind the optimiz
 _SEED = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Which crashes: steps of a checkpoint interval, intervals (from 1), steps into each, models, steps between looks."""
-
-    interval: int
-    intervals: tuple[int, ...]
-    into: tuple[int, ...]
-    names: tuple[str, ...]
-    look: int
-
-    @property
-    def points(self) -> list[int]:
-        """Steps that are done when a process is killed."""
-        return [interval * self.interval + into for interval in self.intervals for into in self.into]
-
-
-FULL = Size(interval=40, intervals=(1, 3), into=tuple(range(40)), names=NAMES, look=1)
-QUICK = Size(interval=4, intervals=(1,), into=(1, 3), names=NAMES[:1], look=2)
-
-
 def measure(*, quick: bool) -> dict[str, Any]:
     """Kill all models at all points."""
-    size, models = QUICK if quick else FULL, {}
+    interval, intervals, names = (4, (1,), NAMES[:1]) if quick else (40, (1, 3), NAMES)
+    steps = [number * interval + into for number in intervals for into in ((1, 3) if quick else range(interval))]
+    models = {}
     with measured_folder() as folder:
-        for name in size.names:
+        for name in names:
             work = workload(name, small=True)
-            curve, states = _train_plain(work, size)
+            curve, states = _train_plain(work, steps)
             points = []
-            for i, step in enumerate(size.points):
+            for i, step in enumerate(steps):
                 with tempfile.TemporaryDirectory(dir=folder) as place:
-                    points.append(_crash(work, size, curve, states[step], step, i % len(PLACES), Path(place)))
+                    points.append(_crash(work, interval, curve, states[step], step, i % len(PLACES), Path(place)))
             models[name] = {"curve": curve, "points": points}
-    return {"interval": size.interval, "intervals": size.intervals, "models": models}
+    return {"interval": interval, "intervals": intervals, "models": models}
 
 
-def _train_plain(work: Workload, size: Size) -> tuple[list[dict[str, float]], dict[int, dict[str, Tensor]]]:
-    """Train without interruption; return the quality at some steps, and the states at which others are killed."""
+def _train_plain(work: Workload, steps: list[int]) -> tuple[list[dict[str, float]], dict[int, dict[str, Tensor]]]:
+    """Train without interruption; return the quality from the first of some steps on, and the states at these."""
     curve: list[dict[str, float]] = []
     states: dict[int, dict[str, Tensor]] = {}
     model = work.model(_SEED)
     optimizer = optimizer_of(model)
-    for step, (x, y) in enumerate(plain_batches(work.loader(), max(size.points) + 1)):
-        if step in size.points or (step % size.look == 0 and step >= size.interval * size.intervals[0]):
+    for step, (x, y) in enumerate(plain_batches(work.loader(), max(steps) + 1)):
+        if step >= steps[0]:
             curve.append({"step": step, **work.quality(model)})
-        if step in size.points:
+        if step in steps:
             states[step] = {name: value.clone() for name, value in model.state_dict().items()}
         loss_of(model(x), y).backward()
         optimizer.step()
@@ -84,10 +65,10 @@ def _train_plain(work: Workload, size: Size) -> tuple[list[dict[str, float]], di
 
 
 def _crash(
-    work: Workload, size: Size, curve: list[dict[str, float]], state: dict[str, Tensor], step: int, place: int, folder: Path
+    work: Workload, interval: int, curve: list[dict[str, float]], state: dict[str, Tensor], step: int, place: int, folder: Path
 ) -> dict[str, Any]:
     """Kill a process in the batch behind `step`, and bring back what there is of it in both ways."""
-    if ask_child(_train, work, folder, size.interval, step, place, is_fork=True) is not None:
+    if ask_child(_train, work, folder, interval, step, place, is_fork=True) is not None:
         raise SystemExit(f"{work.name}: the process that trains until step {step} did not die by SIGKILL")
     uninterrupted = next(seen for seen in curve if seen["step"] == step)
     model = work.model(_SEED + 1)

@@ -23,21 +23,13 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One of them.
+    """One of them."""
 
-    Attributes:
-        name: of its results: NAME.json and, if there is a picture, NAME.png.
-        title: in the report.
-        script: that takes it, a file beside this one; it knows --quick and --out.
-        tell: makes Markdown of its JSON.
-        needs: programs and packages that must be there.
-    """
-
-    name: str
-    title: str
-    script: str
-    tell: Callable[[dict[str, Any]], list[str]]
-    needs: tuple[str, ...] = ()
+    name: str  # of its results: NAME.json and, if there is a picture, NAME.png
+    title: str  # in the report
+    script: str  # that takes it, a file beside this one; it knows --quick and --out
+    tell: Callable[[dict[str, Any]], list[str]]  # makes Markdown of its JSON
+    needs: tuple[str, ...] = ()  # programs and packages that must be there
 
     @property
     def missing(self) -> list[str]:

@@ -49,15 +49,13 @@ class Logged:
     """A run that was trained, and recoveries of it.
 
     Attributes:
-        settings: of its LoggedOptimizer.
-        bytes_per_step: of log.
         states: the model's after the first step behind the checkpoint and after the last, by step.
         one, many: seconds of redoing a step, where one or all were redone, by round.
     """
 
     run: Path
-    settings: dict[str, Any]
-    bytes_per_step: float = 0.0
+    settings: dict[str, Any]  # of its LoggedOptimizer
+    bytes_per_step: float = 0.0  # of log
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     one: list[float] = field(default_factory=list)
     many: list[float] = field(default_factory=list)

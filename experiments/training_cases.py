@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
 from tranlogs_demo.training import GPT, GPT_10M, GPT_TINY, TextWindows, read_topics
 
 MIB = 1 << 20
-BATCH = 16
-Compute = Callable[[list[Optimizer]], None]
-
-
-def model_and_text(*, quick: bool) -> tuple[nn.Module, TextWindows]:
-    """The GPT of 10.7 M parameters (quick: 0.1 M) and the text that it reads, 128 characters a window."""
-    config = replace(GPT_TINY if quick else GPT_10M, block=128)
-    torch.manual_seed(0)
-    windows = TextWindows(read_topics(), config.block)
-    return GPT(config, len(windows.alphabet)), windows
-
-
-def batches(windows: TextWindows) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of the text for ever, in the order of the text."""
-    at = 0
-    while True:
-        found = [windows[(at + i) % len(windows)] for i in range(BATCH)]
-        at += BATCH
-        yield torch.stack([a for a, _ in found]), torch.stack([b for _, b in found])
 
 
 @dataclass(slots=True)
 class Work:
-    """A model in training.
-
-    Attributes:
-        model: all parameters.
-        optimizers: one, or those of a GAN, in the order in which they step.
-        compute: does one unit of training with the given optimizers, which may be logged ones.
-    """
+    """A model in training."""
 
     model: nn.Module
-    optimizers: list[Optimizer]
-    compute: Compute
+    optimizers: list[Optimizer]  # one, or those of a GAN, in the order in which they step
+    compute: Callable[[list[Any]], None]  # does one unit of training with the given optimizers, which may be logged ones
 
     @property
     def step_bytes(self) -> int:
@@ -58,23 +33,19 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A training loop to time.
-
-    Attributes:
-        name: of the case.
-        make: makes the work, the same one each time.
-        steps: in a block.
-        rounds: of blocks in steady state.
-        seconds_max: after which no further round begins.
-        segment_bytes: size of a log file: that of a block or two, so that the ring of files is small.
-    """
+    """A training loop to time."""
 
     name: str
-    make: Callable[[], Work]
-    steps: int
-    rounds: int
-    seconds_max: float
-    segment_bytes: int
+    make: Callable[[], Work]  # the same one each time
+    steps: int  # in a block
+    rounds: int  # of blocks in steady state
+    seconds_max: float  # after which no further round begins
+    segment_bytes: int  # of a log file: those of a block or two, so that the ring of files is small
+
+
+def perceptron() -> Work:
+    """85,000 parameters, for the monitor."""
+    return _perceptron([64, 256, 256, 10], batch=256)
 
 
 def tiny() -> Work:
@@ -97,14 +68,17 @@ def many() -> Work:
     return _perceptron([*[64] * 200, 10], batch=64)
 
 
-def gpt() -> Work:
-    """A transformer of 10.7 M parameters on text, 8 windows of 128 characters a batch."""
-    model, windows = model_and_text(quick=False)
-    stream = batches(windows)
+def gpt(batch: int = 8, *, quick: bool = False) -> Work:
+    """A transformer of 10.7 M parameters (quick: 0.1 M) on text, some windows of 128 characters a batch."""
+    config = replace(GPT_TINY if quick else GPT_10M, block=128)
+    torch.manual_seed(0)
+    windows = TextWindows(read_topics(), config.block)
+    model, at = GPT(config, len(windows.alphabet)), itertools.count(0, batch)
 
     def compute(optimizers: list[Optimizer]) -> None:
-        text, following = next(stream)
-        model.loss(text[:8], following[:8]).backward()
+        first = next(at)
+        texts, following = zip(*(windows[(first + i) % len(windows)] for i in range(batch)), strict=True)
+        model.loss(torch.stack(texts), torch.stack(following)).backward()
         _step(optimizers[0])
 
     return Work(model, [AdamW(model.parameters(), lr=3e-4)], compute)
@@ -134,7 +108,7 @@ def gan() -> Work:
 def layers(widths: list[int]) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     found: list[nn.Module] = []
-    for before, after in pairwise(widths):
+    for before, after in itertools.pairwise(widths):
         found += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*found[:-1])
 

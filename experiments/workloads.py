@@ -24,21 +24,13 @@ _HELD_TEXTS = 128  # enough to tell qualities apart, and read in a moment
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and what it learns from.
+    """A model and what it learns from."""
 
-    Attributes:
-        name: one of NAMES.
-        build: makes the model; its first weights depend on torch's global random state alone.
-        samples: to train on.
-        held: samples and classes that it is never trained on.
-        batch: samples in one.
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    samples: Dataset[Any]
-    held: tuple[Tensor, Tensor]
-    batch: int
+    name: str  # one of NAMES
+    build: Callable[[], nn.Module]  # the first weights depend on torch's global random state alone
+    samples: Dataset[Any]  # to train on
+    held: tuple[Tensor, Tensor]  # samples and classes that it is never trained on
+    batch: int  # samples in one
 
     def model(self, seed: int) -> nn.Module:
         """A fresh model; all random numbers that follow depend on the seed, too."""

@@ -396,21 +396,13 @@ class GradientDesc(Adapter):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A system that saves the job.
+    """A system that saves the job."""
 
-    Attributes:
-        title: in tables.
-        adapter: the class that saves.
-        package: distributions that must be there; empty: none but torch.
-        is_variant: it only costs otherwise than the one above; no faults are tried on it.
-        logs_steps: it saves each step whatever the interval, which is that of its checkpoints.
-    """
-
-    title: str
+    title: str  # in tables
     adapter: type[Adapter]
-    package: tuple[str, ...] = ()
-    is_variant: bool = False
-    logs_steps: bool = False
+    package: tuple[str, ...] = ()  # distributions that must be there, beside torch
+    is_variant: bool = False  # it only costs otherwise than the one above; no faults are tried on it
+    logs_steps: bool = False  # it saves each step whatever the interval, which is that of its checkpoints
 
     @property
     def is_here(self) -> bool:

@@ -94,19 +94,12 @@ def _written_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of saving, in seconds; a failure costs Gemini's T_wasted = t_ckpt + 1/(2f) + t_rtvl (SOSP'23).
+    """A way of saving, in seconds; a failure costs Gemini's T_wasted = t_ckpt + 1/(2f) + t_rtvl (SOSP'23)."""
 
-    Attributes:
-        interval: between saves.
-        cost: that a save holds up training.
-        usable: t_ckpt, until a save is usable: what is computed meanwhile is lost with the failure, too.
-        retrieval: t_rtvl, until the newest one is back: redoing steps is part of it; starting processes is not.
-    """
-
-    interval: float
-    cost: float
-    usable: float
-    retrieval: float
+    interval: float  # between saves
+    cost: float  # that a save holds up training
+    usable: float  # t_ckpt, until a save is usable: what is computed meanwhile is lost with the failure, too
+    retrieval: float  # t_rtvl, until the newest one is back: redoing steps is part of it; starting processes is not
 
     def share(self, between_failures: float) -> float:
         """Return the share of all time that does not go into new steps; at most 1."""

@@ -33,27 +33,19 @@ class Life:
     """What one process does.
 
     Attributes:
-        peer: that saves; empty for none.
-        folder: of its saves.
-        width: of the network.
-        every: steps between saves.
-        until: steps that are done when it ends by itself; it looks at the state then.
-        crash: steps that are done when it dies; None if it does not.
         way: of dying: "head" between two steps, "all" with all its helpers once what was saved is there, "random" while this
             step or the next goes on.
-        fill: fill the disk that the folder is on when so many steps are done.
-        looks: look at the state before each step, and not only at the first and the last.
     """
 
-    peer: str
-    folder: Path
-    width: int
-    every: int
-    until: int = 1_000_000
-    crash: int | None = None
+    peer: str  # that saves; empty for none
+    folder: Path  # of its saves
+    width: int  # of the network
+    every: int  # steps between saves
+    until: int = 1_000_000  # steps that are done when it ends by itself; it looks at the state then
+    crash: int | None = None  # steps that are done when it dies; None if it does not
     way: str = "head"
-    fill: int | None = None
-    looks: bool = False
+    fill: int | None = None  # fill the disk that the folder is on when so many steps are done
+    looks: bool = False  # look at the state before each step, and not only at the first and the last
 
 
 @dataclass(slots=True)
@@ -62,17 +54,13 @@ class Outcome:
 
     Attributes:
         heads: moments before a step: its number, seconds since the adapter was made, a digest where it was looked at.
-        exit: code, negative for a signal.
-        error: what it said when it gave up.
-        helpers: processes that it had when it died.
-        hung: it had to be ended.
     """
 
     heads: list[dict[str, Any]] = field(default_factory=list)
-    exit: int = 0
-    error: str = ""
-    helpers: list[int] = field(default_factory=list)
-    hung: bool = False
+    exit: int = 0  # code, negative for a signal
+    error: str = ""  # what it said when it gave up
+    helpers: list[int] = field(default_factory=list)  # processes that it had when it died
+    hung: bool = False  # it had to be ended
 
 
 class Lab:
