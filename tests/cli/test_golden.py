@@ -1,4 +1,4 @@
-"""The words of the commands, on the run of a public script that was killed.
+"""The words of the commands, on the run of a script that was killed.
 
 Numbers, sizes, times and what depends on the machine are masked, and so is the width of columns; long lines are cut.
 `TRANLOGS_GOLDEN=write` writes the files in `golden/` anew: look at the difference, since it is what users read.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kills.pytorch import Death, Job
-from tests.public.torch.scripts import image_classifier
+from tests.torch import scripts
 from tests.torch.lab import in_child
 
 from .conftest import Cli
@@ -75,7 +75,7 @@ def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.pt"
     job = Job(tmp_path / "files", run, Death("batch", after=22), checkpoint_every=1000, log="gradients")
-    assert in_child(lambda: job.live(image_classifier.train)) == -signal.SIGKILL
+    assert in_child(lambda: job.live(scripts.epochs)) == -signal.SIGKILL
     found = "".join(
         [
             shown(cli, "status", run),
