@@ -118,9 +118,9 @@ class LogWriter:
             ends_step = content.kind == RecordKind.BOUNDARY and not content.covered
             if held is not None and ends_step and held[0].has_room(nbytes):
                 self._held = None
-                record, step = held
-                both = replace(step, kind=RecordKind.UNIT, body={**step.body, **encoded.body}, scalars=content.scalars)
-                self._write(record, both)
+                record, unit = held
+                unit.kind, unit.body, unit.scalars = RecordKind.UNIT, {**unit.body, **encoded.body}, content.scalars
+                self._write(record, unit)
                 return
             self._close_step()
             record = self._begin(payload, nbytes)
@@ -164,7 +164,7 @@ class LogWriter:
         self._require_step(content, self._step + 1)
         encoded = encode_content(self._log.encoder, content)
         if type(content.body) is not tree.Fixed:  # Nobody writes to the arrays of a `Fixed`.
-            encoded = replace(encoded, body={name: copy_part(part) for name, part in encoded.body.items()})
+            encoded.body = {name: copy_part(part) for name, part in encoded.body.items()}
         record.hold()
         self._held, self._step = (record, encoded), content.step
 

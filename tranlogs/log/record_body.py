@@ -61,9 +61,9 @@ class Part:
 EncodedBody = dict[str, Part]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedContent:
-    """What a record holds besides its tensors. A boundary covers `covered` steps without their tensors."""
+    """What a record holds besides its tensors; each step makes one. A boundary covers `covered` steps without their tensors."""
 
     kind: RecordKind
     step: int
