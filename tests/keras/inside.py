@@ -182,6 +182,27 @@ def calls(run: str | None, *, jit: bool = False, acts: bool = False) -> dict[str
     return dict(Counter(found[FIRST_UNITS + 2 :]))  # tracing, and looks at each boundary
 
 
+def made_ahead(run: str) -> list[str]:
+    """Return "made" for each batch that a fit makes of its arrays, and "end" for each step."""
+    from tranlogs_keras.data.source import Arrays
+
+    found: list[str] = []
+    make, end = Arrays._batches, CallbackList.on_train_batch_end
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        for batch in make(self, *arguments):
+            found.append("made")
+            yield batch
+
+    def ended(self: Any, batch: int, logs: Any = None) -> None:
+        found.append("end")
+        end(self, batch, logs)
+
+    Arrays._batches, CallbackList.on_train_batch_end = noted, ended  # type: ignore[method-assign]
+    made("adam", "line").fit(**given("arrays"), verbose=0, callbacks=[logged(run)])
+    return found
+
+
 def passes_over_changed_arrays() -> list[float]:
     """Return the sums of two passes over arrays that the script has changed in between, in place."""
     from tranlogs_keras.backends import make_backend

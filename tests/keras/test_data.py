@@ -84,6 +84,11 @@ def test_a_python_generator_as_validation_data_is_named(kind: str, backend: Lab,
         assert any("from a Python generator" in note for note in found.notes), found.notes
 
 
+def test_on_jax_a_batch_is_made_while_the_step_before_is_computed(jax: Lab, tmp_path: Path) -> None:
+    found = jax.value("inside.made_ahead", run=str(tmp_path / "run"))
+    assert found[:5] == ["made", "made", "end", "made", "end"]
+
+
 @pytest.mark.parametrize("backend", ["torch", campaign.in_soak("tensorflow"), campaign.in_soak("jax")], indirect=True)
 def test_each_pass_of_a_loop_reads_its_arrays_as_they_are_now(backend: Lab) -> None:
     assert backend.value("inside.passes_over_changed_arrays") == [sum(range(12)), sum(range(12)) + 12 * 100]

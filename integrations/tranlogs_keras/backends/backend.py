@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
-from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
 from tranlogs.training import ReplayCheck
 
@@ -137,16 +136,8 @@ class Backend(ABC):
         """Compute the update, with the backend's own tensors, and return the values of some variables after it."""
 
     def updates_of(self, optimizer: Any) -> Updates:
-        """Make the function that applies gradients of an optimizer in a loop of one's own.
-
-        Raises:
-            UsageError: the backend's loops are not supported.
-        """
-        raise UsageError(
-            f"loops of one's own are not supported on the Keras backend {self.name!r}, whose optimizers are applied without "
-            "state (optimizer.stateless_apply). Train with model.fit and TranLogsCallback, or set KERAS_BACKEND to "
-            "tensorflow or torch"
-        )
+        """Make the function that applies gradients of an optimizer in a loop of one's own."""
+        raise AssertionError("LoggedOptimizer refuses this backend")
 
     def tap_optimizer(self, optimizer: Any, name: str, watcher: Any, updates: Updates) -> OptimizerTap:
         """Put a tap between a loop of one's own and an optimizer."""

@@ -114,21 +114,12 @@ class JaxBackend(Backend):
         }
 
 
-class Places:
-    """Places of variables among the arrays that `fit` passes from step to step."""
-
-    def __init__(self, model: Any) -> None:
-        owners = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables)
-        self.sizes = tuple(map(len, owners))
-        self.found = {id(v): (part, i) for part, held in enumerate(owners) for i, v in enumerate(held)}
-
-
 class State:
     """The arrays that `fit` passes from step to step: trained variables, others of the model, the optimizer's, the metrics'."""
 
-    def __init__(self, parts: Any, places: Places) -> None:
+    def __init__(self, parts: Any, places: dict[int, tuple[int, int]]) -> None:
         self.parts = tuple(map(list, parts))
-        self._places = places.found
+        self._places = places  # of variables, by id: the part, and the index in it
 
     def update(self, trained: Any, owned: Any) -> None:
         """Take the results of an update."""
@@ -159,7 +150,8 @@ class JaxTap(Tap):
     def __init__(self, model: Any, splits: bool) -> None:
         self._stash: list[list[Any]] | None = None  # while a train step is being traced
         self._state: State | None = None
-        self._places: Places | None = None
+        self._sizes: tuple[int, ...] = ()  # of the parts, when the places of variables were found
+        self._places: dict[int, tuple[int, int]] = {}
         self._batches: Any = None
         self.passes = False
         super().__init__(model, splits)
@@ -167,7 +159,7 @@ class JaxTap(Tap):
         self._half = jax.jit(self._first_half, donate_argnums=1) if splits and is_compiled else None
 
     def attach(self, watcher: Any) -> None:
-        self._state = self._places = None
+        self._state, self._sizes = None, ()
         self.passes = False
         super().attach(watcher)
 
@@ -184,10 +176,17 @@ class JaxTap(Tap):
         return None if getattr(self._model, "_jax_state_synced", True) else self._state
 
     def _state_of(self, parts: Any) -> State:
-        places = self._places
-        if places is None or places.sizes != tuple(map(len, parts)):
-            places = self._places = Places(self._model)
-        self._state = State(parts, places)
+        sizes, model = tuple(map(len, parts)), self._model
+        if sizes != self._sizes:
+            owners = (
+                model.trainable_variables,
+                model.non_trainable_variables,
+                model.optimizer.variables,
+                model.metrics_variables,
+            )
+            self._sizes = sizes
+            self._places = {id(v): (part, i) for part, held in enumerate(owners) for i, v in enumerate(held)}
+        self._state = State(parts, self._places)
         return self._state
 
     def _take(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:

@@ -19,7 +19,7 @@ from tranlogs.base.errors import UsageError
 from ..keras_internals import trained_by
 from .arrays import Values
 from .tap import OptimizerTap
-from .tensorflow_updates import TensorFlowUpdates, is_sparse, plain_variable
+from .tensorflow_updates import RANDOM_OPERATIONS, TensorFlowUpdates, is_sparse, operations_of, plain_variable
 
 _DONE = np.int64(0)
 
@@ -54,7 +54,8 @@ class TensorFlowOptimizerTap(OptimizerTap):
                 "update. Leave jit_compile out, or return the gradients and call apply() outside of the function"
             )
         watcher, name = self._watcher, self._name
-        watcher.note_graph(graph)
+        if found := operations_of(graph) & RANDOM_OPERATIONS:
+            watcher.saw_random_operations(sorted(found))
         watched, reads = watcher.watched(), watcher.reads()
 
         def begin(*values: Values) -> Any:

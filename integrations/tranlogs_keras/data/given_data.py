@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tranlogs.base.errors import UsageError
+
 from .. import keras_internals
 from ..backends import Backend
 from ..backends.backend import Doubt
@@ -105,6 +107,19 @@ def describe_content(adapter: Any) -> dict[str, Any]:
         "samples": getattr(adapter, "_num_samples", None),
         "content": None if inputs is None else _glance(inputs),
     }
+
+
+def check_kind(run: object, recorded: dict[str, Any], now: dict[str, Any], what: str) -> None:
+    """Refuse data of another kind than the recorded ones. `what` tells what to do.
+
+    Raises:
+        UsageError: a position in the recorded data means nothing in these.
+    """
+    if recorded["kind"] != now["kind"]:
+        raise UsageError(
+            f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning in "
+            f"the other. {what}"
+        )
 
 
 def other_data(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from tranlogs.training import Framework, LiveReport, Recovered, RecoveryReport, 
 from .. import keras_internals
 from ..backends import make_backend
 from ..data.cursor import Cursor, Position
-from ..data.given_data import describe_data, make_source
+from ..data.given_data import check_kind, describe_data, make_source, other_data
 from ..run.boundaries import RNG, Boundaries, last_scalars
 from ..run.recovery import Recovery, UnitRecheck
 from ..run.run_parts import NewestCheckpoint, find_newest_checkpoint, open_resources, report_start
@@ -22,7 +22,7 @@ from ..state.callbacks import CallbackStates
 from ..state.script_values import read_array, version_of
 from ..state.state import Parts, found_under
 from .fit_setup import LateOptimizers, backend_with_steps, build_as_recorded, build_for_fit, make_parts
-from .identity import EarlierFits, describe_identity, process_fits, require_same_data, require_same_fit
+from .identity import EarlierFits, describe_identity, process_fits, require_same_fit
 
 _log = logging.getLogger("tranlogs")
 _KEEP = "keep it as an attribute of a callback of this fit"
@@ -40,6 +40,7 @@ _DRAWN = (
     "this fit sees other batches than it would have. Make a generator for each fit"
 )
 
+_SAME_KIND = "Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
 _VALIDATION = (
     "validation takes its batches from a Python generator, which begins anew after a resume: validation metrics, and callbacks "
     "that use them, may differ. Give arrays, a PyDataset or a tf.data.Dataset"
@@ -187,7 +188,8 @@ class FitRun:
             )
         held = -1 if before is None else before["position"]["fit"]
         if before is not None and held == number:
-            for text in require_same_data(parts.run, before.get("data", data), data):
+            check_kind(parts.run, before["data"], data, _SAME_KIND)
+            for text in other_data(before["data"], data):
                 parts.report.warn(text, True)
             earlier.read(before, keeps_checkpoints=True)
             is_open = not before["position"]["is_finished"] and not self._recovery.changes
@@ -332,7 +334,7 @@ class FitRun:
         if rates:
             self.parts.steps.note_unit(is_end=True)
         if self._recovery.changes:  # the next process of the changed script finds them recorded
-            self._boundaries.request_checkpoint()
+            self.parts.steps.wants_checkpoint = True
 
     def _opened(self) -> None:
         if self.cursor.position.seen:

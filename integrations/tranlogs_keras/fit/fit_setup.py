@@ -58,11 +58,15 @@ def make_parts(
     state.environment, state.splits = environment, splits
     state.describe()
     can_change = not keras_internals.has_own_train_step(model)
-
-    def doubt(text: str) -> None:
-        report.warn(text, False)
-
-    steps = StepCapture(settings.run, state, resources.journal, rung, doubt, expects=expects, can_change=can_change)
+    steps = StepCapture(
+        settings.run,
+        state,
+        resources.journal,
+        rung,
+        lambda text: report.warn(text, False),
+        expects=expects,
+        can_change=can_change,
+    )
     return RunParts(settings.run, state, steps, resources, report)
 
 

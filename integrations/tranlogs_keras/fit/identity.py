@@ -24,6 +24,7 @@ from ..state.description import class_name, compare_values, normalized
 from ..state.variables import optimizers_of
 
 Identity = dict[str, Any]
+_log = logging.getLogger("tranlogs")
 _SHOWN_MAX = 20
 _NAMES = {"model": "the model", "layers": "the layers", "compile": "model.compile", "trial": "the trial"}
 
@@ -247,27 +248,10 @@ def require_same_fit(
     return changes, {} if recorded is None else changed_rates(recorded, identity)
 
 
-def require_same_data(run: Path, recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what of the data is not as it was, one sentence each.
-
-    Raises:
-        UsageError: a position in the recorded data means nothing in these.
-    """
-    if recorded["kind"] != now["kind"]:
-        raise UsageError(
-            f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning in "
-            "the other. Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
-        )
-    return other_data(recorded, now)
-
-
 def _has_other_variables(parts: RunParts, newest: NewestCheckpoint) -> bool:
     """Return True if recovery will refuse the model, and name each variable."""
     with Checkpoint(newest.path) as checkpoint:
         return bool(parts.state.differences(checkpoint))
-
-
-_log = logging.getLogger("tranlogs")
 
 
 def identity_of(entries: list[dict[str, Any]], number: int) -> dict[str, Any]:

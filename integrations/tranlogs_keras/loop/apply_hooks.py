@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tranlogs.training import Journal, Mode, ReplayCheck, Rung
+from tranlogs.training import Journal, ReplayCheck, Rung
 
-from ..backends import Gradients, make_backend
+from ..backends import Gradients
 from ..backends.arrays import Values
 from ..backends.tap import Updates
 from ..capture.steps import StepCapture
-from ..state.state import KerasState, LogKind
-from .loop_members import LoopVariables, Members
+from ..state.state import KerasState
 
 
 class ReplayableLoopState(KerasState):
@@ -116,14 +115,6 @@ class LoopCapture(StepCapture):
             after = [value.copy() for value in found[: len(plan.updated)]]
             self._to_check, self._copies = (name, self._copies, gradients, after), []
 
-    def note_graph(self, graph: Any) -> None:
-        """Look for random operations in a function of the loop."""
-        from ..backends.tensorflow_updates import RANDOM_OPERATIONS, operations_of
-
-        found = operations_of(graph) & RANDOM_OPERATIONS
-        if found:
-            self.saw_random_operations(sorted(found))
-
     # Called by the loop.
 
     def check_step(self) -> None:
@@ -142,14 +133,3 @@ class LoopCapture(StepCapture):
         self._repeated.set_values(now)
         if other is not None:
             self.give_up_gradients(f"the same gradients gave a different {other} when the update was repeated")
-
-
-def make_loop_state(members: Members, log: LogKind, fingerprint: Mode, environment: dict[str, Any]) -> ReplayableLoopState:
-    """Return the state of a run, with what describes its models and its environment."""
-    members.build()
-    backend = make_backend()
-    state = ReplayableLoopState(LoopVariables(members, backend, is_whole=log == "weights"), backend, log, fingerprint)
-    state.updates = {name: backend.updates_of(optimizer) for name, optimizer in members.optimizers.items()}
-    state.environment = environment
-    state.describe()
-    return state

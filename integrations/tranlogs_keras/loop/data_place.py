@@ -15,7 +15,7 @@ from tranlogs.training import UNKNOWN_DATA, LiveReport, LoopRecord, LoopSequence
 from .. import keras_internals
 from ..backends import Backend
 from ..data.cursor import Position
-from ..data.given_data import describe_data, make_source, other_data
+from ..data.given_data import check_kind, describe_data, make_source, other_data
 from ..data.source import Source
 from ..state.state import Parts
 
@@ -170,13 +170,10 @@ class DataPlace:
             return self.source
         self.source = source = make_source(data, backend, seed=self.seed, doubt=self._report.warn, reads_ahead=False)
         self._data = now = describe_data(data.data_adapter, source)
-        if recorded is not None and recorded["kind"] != now["kind"]:
-            raise UsageError(
-                f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning "
-                "in the other. Give the loop the same kind of data as the run had"
-            )
-        for text in [] if recorded is None else other_data(recorded, now):
-            self._report.warn(text, True)
+        if recorded is not None:
+            check_kind(run, recorded, now, "Give the loop the same kind of data as the run had")
+            for text in other_data(recorded, now):
+                self._report.warn(text, True)
         return source
 
     def note_turns(self, *, stateless: bool, reason: str) -> bool:

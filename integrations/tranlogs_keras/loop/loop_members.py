@@ -21,7 +21,7 @@ from ..backends.arrays import Values
 from ..run.run_parts import RunParts
 from ..state.attributes import content_of, set_content
 from ..state.script_values import read_array, version_of
-from ..state.variables import Slot, Variables
+from ..state.variables import Slot, Variables, unique
 
 REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
 
@@ -93,7 +93,7 @@ class Members:
         for name, optimizer in self.optimizers.items():
             models = self.trains[name]
             unbuilt = next((model for model in models if not keras_internals.is_built(model)), None)
-            variables = _unique(v for model in models for v in model.trainable_variables)
+            variables = unique(v for model in models for v in model.trainable_variables)
             if unbuilt is not None or not variables:
                 kind = type(unbuilt if unbuilt is not None else models[0]).__name__
                 raise UsageError(
@@ -115,21 +115,21 @@ class Members:
     @property
     def variables(self) -> list[Any]:
         """Variables of all models."""
-        return _unique(v for model in self.models for v in model.variables)
+        return unique(v for model in self.models for v in model.variables)
 
     @property
     def trainable_variables(self) -> list[Any]:
         """Trainable variables of all models."""
-        return _unique(v for model in self.models for v in model.trainable_variables)
+        return unique(v for model in self.models for v in model.trainable_variables)
 
     @property
     def metrics_variables(self) -> list[Any]:
         """Variables that a boundary holds: those of metrics, and tracked ones."""
         metrics = (v for model in self.models for v in getattr(model, "metrics_variables", ()))
-        return _unique([*metrics, *self._variables.values()])
+        return unique([*metrics, *self._variables.values()])
 
     def _flatten_layers(self, include_self: bool = True) -> Iterable[Any]:
-        return _unique(layer for model in self.models for layer in model._flatten_layers(include_self=include_self))
+        return unique(layer for model in self.models for layer in model._flatten_layers(include_self=include_self))
 
     def to_json(self) -> str:
         """Architecture of the model, if there is one only."""
@@ -185,7 +185,7 @@ class LoopVariables(Variables):
         return dict(self.model.optimizers)
 
     def _find_trained(self) -> list[Any]:
-        return _unique(v for optimizer in self.optimizers.values() for v in keras_internals.trained_by(optimizer))
+        return unique(v for optimizer in self.optimizers.values() for v in keras_internals.trained_by(optimizer))
 
     def trained_of(self, which: str) -> list[Slot]:
         slots = {id(slot.variable): slot for slot in self.trained}
@@ -196,10 +196,6 @@ def _state_of(thing: Any) -> Any:
     """Return the state of a tracked object: what it holds if it is a random generator, else its `state_dict()`."""
     content = content_of(thing)
     return thing.state_dict() if content is None else content
-
-
-def _unique(items: Iterable[Any]) -> list[Any]:
-    return list({id(item): item for item in items}.values())
 
 
 class ScriptChanges:

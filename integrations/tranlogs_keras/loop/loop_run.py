@@ -27,6 +27,7 @@ from tranlogs.training import (
 )
 
 from .. import keras_internals
+from ..backends import make_backend
 from ..backends.tap import OptimizerTap
 from ..data.cursor import Position
 from ..data.source import Source
@@ -37,9 +38,9 @@ from ..settings import Settings
 from ..state import rng
 from ..state.script_values import LoopValues
 from ..state.state import LogKind, Parts, found_under
-from .apply_hooks import LoopCapture, make_loop_state
+from .apply_hooks import LoopCapture, ReplayableLoopState
 from .data_place import UNKNOWN_ITERABLE, DataPlace, LoopData
-from .loop_members import REMEMBERED, Members, ScriptChanges, make_framework
+from .loop_members import REMEMBERED, LoopVariables, Members, ScriptChanges, make_framework
 from .untracked_variables import RecordedDoubts, UntrackedVariables
 
 _log = logging.getLogger("tranlogs")
@@ -126,12 +127,18 @@ class LoopRun:
         settings, members = self.settings, self.members
         log: LogKind = "gradients" if settings.log == "auto" else settings.log
         log = log if recorded is None or "inputs" in (log, recorded) else recorded
-        state = make_loop_state(members, log, settings.shared.fingerprint, self._environment)
+        members.build()
+        backend = make_backend()
+        variables = LoopVariables(members, backend, is_whole=log == "weights")
+        state = ReplayableLoopState(variables, backend, log, settings.shared.fingerprint)
+        state.updates = {name: backend.updates_of(optimizer) for name, optimizer in members.optimizers.items()}
+        state.environment = self._environment
+        state.describe()
         capture = LoopCapture(
             settings.run, state, self.resources.journal, settings.choose_rung(), self._doubts.add, self._before_step
         )
         parts = RunParts(settings.run, state, capture, self.resources, self.report)
-        self._parts, self._capture, self._untracked = parts, capture, UntrackedVariables(state.backend)
+        self._parts, self._capture, self._untracked = parts, capture, UntrackedVariables(backend)
         self._recovery = Recovery(parts, self._make_recheck(parts))
         self._boundaries = Boundaries(
             parts, self._recovery, read_place=self._read_place, read_for_checkpoint=self._read_for_checkpoint

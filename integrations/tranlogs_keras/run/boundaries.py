@@ -100,14 +100,10 @@ class Boundaries:
             _log.debug("%s", error)
             return False
 
-    def request_checkpoint(self) -> None:
-        """Ask for a checkpoint at the next boundary."""
-        self._parts.steps.wants_checkpoint = True
-
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
         if self._log.expect_end():
-            self.request_checkpoint()
+            self._parts.steps.wants_checkpoint = True
 
     def leave_loop(self) -> None:
         """Note that a loop was left: a step outside of it would have to be logged from here on."""

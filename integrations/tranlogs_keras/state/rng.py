@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from typing import Any
 
@@ -11,8 +10,6 @@ from tranlogs.training import (
     is_same_state,
     join_python,
     join_torch,
-    numpy_state,
-    python_state,
     read_memory_of,
     set_host_rng,
     split_python,
@@ -49,18 +46,13 @@ class Generators:
             return self._packed
         self._memory, seen = memory, None if generator is None else generator.getstate()
         if seen != self._seeding:
-            self._seeding, self._packed = seen, _split(generator)
+            self._seeding, self._packed = seen, {"backend": split_python(seen)} if seen is not None else {}
         return self._packed
 
 
 def get_rng(backend: Backend) -> dict[str, Any]:
     """Return the state of all generators in a form that can be encoded."""
-    seeding = _split(backend.random_generator())
-    return {"python": python_state(), "numpy": numpy_state(), **_others(backend, None), **seeding}
-
-
-def _split(generator: random.Random | None) -> dict[str, Any]:
-    return {} if generator is None else {"backend": split_python(generator.getstate())}
+    return Generators(backend).read()
 
 
 def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Variables:
         trained = self._find_trained()
         ids = set(map(id, trained))
         states = keras_internals.recurrent_states(model)
-        rest = [v for v in _unique([*model.variables, *states]) if id(v) not in ids]
+        rest = [v for v in unique([*model.variables, *states]) if id(v) not in ids]
         own = set() if self.is_whole else keras_internals.own_non_trainable(model) | set(map(id, states))
         names = _Names()
         self.trained = list(self._slots("param", trained, names))
@@ -96,7 +96,7 @@ class Variables:
         ]
         known = {id(slot.variable) for slot in self.everything_but_metrics}
         metrics = [v for v in model.metrics_variables if id(v) not in known]
-        self.metrics = list(self._slots("metric", _unique(metrics), names))
+        self.metrics = list(self._slots("metric", unique(metrics), names))
         self._count = self._counted()
 
     def _find_optimizers(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _dtype(variable: Any) -> str:
     return str(getattr(dtype, "name", dtype))
 
 
-def _unique(variables: Iterable[Any]) -> list[Any]:
+def unique(variables: Iterable[Any]) -> list[Any]:
     return list({id(v): v for v in variables}.values())
 
 
