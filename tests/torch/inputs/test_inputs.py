@@ -128,6 +128,8 @@ def test_what_the_script_changes_after_recover_stands_and_the_next_start_goes_on
         attempt.start(optimizer)
         optimizer.param_groups[0]["lr"] = rate
         for batch in optimizer.batches(loader, until=scripts.TURNS):
+            if attempt.run is not None:
+                optimizer.training_run.journal.wait_checkpoint()  # it is there before the process dies
             scripts.step(attempt, model, optimizer, batch)
         attempt.keep(model=model, optimizer=optimizer)
         optimizer.close()
