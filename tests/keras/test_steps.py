@@ -165,9 +165,8 @@ CASES = [
     campaign.in_soak("tensorflow", HARD, {"model": "dense"} | XLA),
     campaign.in_soak("jax", HARD, {"model": "dense"} | XLA),
     # A model that a compiler would fuse with its update.
-    ("jax", ["adam"], {"model": "fusing"} | XLA),
     campaign.in_soak("tensorflow", ["adam", "lion"], {"model": "fusing"} | XLA),
-    campaign.in_soak("jax", ["lion"], {"model": "fusing"} | XLA),
+    campaign.in_soak("jax", ["adam", "lion"], {"model": "fusing"} | XLA),
     # Rows of an embedding, and a frozen layer.
     ("tensorflow", ["sgd-nesterov-decay"], {"model": "sparse"}),
     campaign.in_soak("tensorflow", ["adam", "adagrad"], {"model": "sparse", "compares": True}),
