@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import campaign, disks, samples
+from tests.support import campaign, disks
 from tests.support.huge_pages import collapse_memory
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
+    from tests.crash.processes import Processes
     from tests.crash.toy_trainers import Trainers
     from tests.keras.lab import Labs
     from tests.monitor.monitors import Monitors
@@ -71,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if campaign.is_soak():
         return
     left_out = {item for item in items if item.get_closest_marker("soak") is not None}
-    left_out |= samples.left_out([item for item in items if item not in left_out])
+    left_out |= campaign.left_out([item for item in items if item not in left_out])
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
@@ -175,6 +176,15 @@ def trainers() -> Iterator[Trainers]:
     from tests.crash.toy_trainers import Trainers
 
     with closing(Trainers()) as made:
+        yield made
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Processes]:
+    """Starts processes for tests of crashes, and kills those that are left at the end."""
+    from tests.crash.processes import Processes
+
+    with closing(Processes(tmp_path)) as made:
         yield made
 
 

@@ -18,7 +18,6 @@ from tests.mutants.__main__ import MUTANTS
 from tests.mutants.mutant import ROOT, Mutant
 from tests.support import campaign
 from tests.support.faults import failing, times_hit
-from tests.support.samples import sample
 from tranlogs.base import failpoints
 
 # What the gate runs
@@ -47,7 +46,7 @@ def test_the_gate_leaves_out_no_value_of_a_product(allows: Callable[..., bool], 
 
 @pytest.mark.parametrize(("count", "chosen"), [(3, {0, 3, 4}), (0, set()), (9, set(range(6)))])  # a1, b2, c1
 def test_a_sample_has_values_that_the_others_do_not_have(count: int, chosen: set[int]) -> None:
-    assert sample([{("name", name), ("size", size)} for name in "abc" for size in "12"], count) == chosen
+    assert campaign.sample([{("name", name), ("size", size)} for name in "abc" for size in "12"], count) == chosen
 
 
 # Seeded faults: `python -m tests.mutants` runs them.

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from dataclasses import dataclass
@@ -25,14 +24,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What `python -m build` made."""
-
-    wheel: Path
-    sdist: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +65,8 @@ def checked_out(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build from a copy of the checkout: nothing that lies there from earlier builds is in it."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build from an sdist of a copy of the checkout: nothing that lies there from earlier builds is in it."""
     folder = tmp_path_factory.mktemp("build")
     for path in checked_out(ROOT):
         target = folder / "source" / path.relative_to(ROOT)
@@ -84,28 +75,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(folder / "source")]
     done = subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = (folder / "dist").glob("*.whl")
-    (sdist,) = (folder / "dist").glob("*.tar.gz")
-    return Built(wheel, sdist)
+    (built,) = (folder / "dist").glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
-def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Install the wheel into a new environment, as `pip install` does, with the other packages of this one."""
     made = Installed(tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("work"))
     venv.create(made.folder, symlinks=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(made.folder / "bin" / "python"),
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        str(built.wheel),
-    ]
+    command = [sys.executable, "-m", "pip", "--python", str(made.folder / "bin" / "python"), "install"]
+    command += ["--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(command, env=clean(), check=True, capture_output=True)
     others = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
     (packages,) = made.folder.glob("lib/python*/site-packages")
@@ -113,8 +93,8 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Install
     return made
 
 
-def test_a_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Built) -> None:
-    with zipfile.ZipFile(built.wheel) as file:
+def test_a_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if not name.endswith("/")}
     about = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     assert names - about == product_files()
@@ -127,20 +107,6 @@ def test_a_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Built)
         "licenses/LICENSE",
         "top_level.txt",
     }
-
-
-def test_an_sdist_holds_what_a_wheel_is_built_from(built: Built) -> None:
-    """`python -m build` has made the wheel from it."""
-    with tarfile.open(built.sdist) as file:
-        names = {member.name.partition("/")[2] for member in file if member.isfile()}
-    packages = {
-        path.relative_to(ROOT).as_posix()
-        for root in SOURCE_ROOTS
-        for package in root.glob("tranlogs*/__init__.py")
-        for path in checked_out(package.parent)
-    }
-    about = {name for name in names if name.startswith("tranlogs.egg-info/")} | {"PKG-INFO"}
-    assert names - about == packages | {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg"}
 
 
 def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Installed) -> None:

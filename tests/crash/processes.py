@@ -89,11 +89,11 @@ class Process:
 
         self.pid = forked(live)
         there.close()
-        here.settimeout(_SECONDS_MAX)
         self._socket, self._lines = here, here.makefile("r")
 
-    def answer(self) -> str:
+    def answer(self, seconds_max: float = _SECONDS_MAX) -> str:
         """Return the next line that it says."""
+        self._socket.settimeout(seconds_max)
         line = self._lines.readline().strip()
         if not line:
             pytest.fail(f"no answer: {self.end()}")
@@ -195,10 +195,8 @@ def trainer(talk: Talk, run: Path, durability: str = "machine", *, waits: bool =
     |---|---|
     | train N | train N more steps: the newest committed step, or "suspended" |
     | copy PATH | copy the run with shutil.copytree, within this process |
-    | reopen | open and close each file of the run |
     | closeall | close all descriptors from 3 on, as a daemon does, and stop |
     | closeowned | close all descriptors from 3 on, and go on |
-    | steal PATH | close the descriptor of the journal's folder, and open another folder under its number |
     | stopin N | stop within the first of N more steps, and train them when the process goes on |
     | fork, exec | start a child that sleeps, or a program: its number |
     | close, seal, shut_down | end the log |
@@ -221,18 +219,10 @@ def trainer(talk: Talk, run: Path, durability: str = "machine", *, waits: bool =
             answer = "suspended" if journal.is_suspended else journal.committed
         elif command == "copy":
             shutil.copytree(run, argument)
-        elif command == "reopen":
-            for path in sorted(run.rglob("*")):
-                if path.is_file():
-                    path.open("rb").close()
         elif command in ("closeall", "closeowned"):
             os.closerange(3, 256)
             if command == "closeall":
                 os.kill(os.getpid(), signal.SIGSTOP)
-        elif command == "steal":
-            folder = journal._lock._folder_fd  # what a library that closes a number twice would hit
-            os.close(folder)
-            os.dup2(os.open(argument, os.O_RDONLY), folder)
         elif command == "stopin":
             first = journal.step + 1
             made.train(first, lambda _: os.kill(os.getpid(), signal.SIGSTOP))

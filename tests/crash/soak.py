@@ -63,13 +63,13 @@ def parts(kills: int) -> list[Part]:
     def share(wanted: int) -> int:
         return max(1, wanted * kills // 1000)
 
-    crash, lives, power = "tests/crash", "tests/crash/test_lives.py", "tests/crash/test_power_cut.py"
+    crash, mixed, power = "tests/crash", "tests/crash/test_mixed_kills.py", "tests/crash/test_power_cut.py"
     alone = [
-        Part("kills", ("SIGKILL of a trainer",), kills, [f"{crash}/test_mixed_kills.py"], min(2, kills / 60)),
+        Part("kills", ("SIGKILL of a trainer",), kills, [mixed, "-k", "all_kinds"], min(2, kills / 60)),
         Part("power", ("power cut",), share(300), [power, "-k", "power_cuts"]),
         Part("read-only", ("the file system turns", "the disk dies"), share(100), [power, "-k", "turns_read_only"], 4),
-        Part("full disks", ("disk full",), share(300), [lives, "-k", "fills"], 4),
-        Part("forks", ("forks of",), share(300), [lives, "-k", "forks"], 8),
+        Part("full disks", ("disk full",), share(300), [mixed, "-k", "fills_up"], 4),
+        Part("forks", ("forks of",), share(300), [mixed, "-k", "all_kinds"], min(2, kills / 60)),
         Part("threads", ("SIGKILL, and another number",), share(200), [f"{crash}/test_kill_torch.py"], 4),
         Part("pages", ("writes since",), share(2000), [f"{crash}/test_every_sync.py"]),
         Part("calls", ("one of several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"], 15),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -15,9 +12,11 @@ from typing import Any
 import pytest
 
 from tests.crash.processes import Judge
+from tests.crash.toy_trainers import CHILD
 from tests.support import campaign
 from tests.support.clock import FakeClock
 from tests.support.damage import copy_live
+from tests.support.forking import ForkServer
 from tests.support.toy import open_toy, uninterrupted
 from tranlogs.base import threads
 from tranlogs.base.config import JournalConfig
@@ -26,7 +25,6 @@ from tranlogs.retention import EverySteps
 
 pytestmark = pytest.mark.crash
 
-CHILD = Path(__file__).with_name("limits_child.py")
 SIZES = (7, 300)
 
 
@@ -35,17 +33,17 @@ SIZES = (7, 300)
 @pytest.mark.parametrize("what", ["handles", "memory"])
 def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, seed: int) -> None:
     print(f"repeat with TRANLOGS_SEED={seed}")
-    command = [sys.executable, str(CHILD), str(memory_path / "run"), what, str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
-    verdict = json.loads(done.stdout)
-    assert verdict["wrong"] == []
-    assert "logging is suspended" in done.stderr or "could not be written" in done.stderr
+    with closing(ForkServer(CHILD)) as server:
+        server.start({"run": str(memory_path / "run"), "limit": what, "seed": seed})
+        said = list(iter(server.hear, ("done", "")))
+        print(*said, sep="\n")
+        assert server.reap() == 0
+    assert [text for word, text in said if word == "wrong"] == []
+    warnings = [text for word, text in said if word == "warning"]
+    assert any("logging is suspended" in text or "could not be written" in text for text in warnings)
     names = {"handles": "file handles used up while training", "memory": "address space used up while training"}
     with closing(Judge(memory_path, names[what])) as judge:
-        judge(memory_path / "run", verdict["step"])
+        judge(memory_path / "run", int(dict(said)["step"]))
 
 
 @pytest.mark.parametrize(("what", "kib"), [("a segment", 700), ("the catalog", 1060)])

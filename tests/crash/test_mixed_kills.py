@@ -1,6 +1,6 @@
 """Kills of all kinds, mixed: runs that live many lives, each ended at a fault point or at any moment, by a trainer that may be
-wound back, lose its disk for a while or its clock, under a monitor that prunes and ships, and dies as often. Now and
-then the whole machine is lost, and the run comes back from the store.
+wound back, fork, lose its disk for a while or its clock, under a monitor that prunes and ships, and dies as often. Now and
+then the whole machine is lost, and the run comes back from the store. And runs on a disk that fills up and empties meanwhile.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import random
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.crash import tally
 from tests.crash.toy_trainers import SIZES, Outcome, Trainers, state_sum
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, objects_named, ship
-from tests.support import campaign
+from tests.support import campaign, disks
 from tests.support.toy import ToyState
 from tests.support.verify import verify_run
 from tranlogs.base.config import MIB
@@ -87,6 +88,8 @@ ERRORS = (
     "checkpoint.publish",
 )
 
+
+SUSPENDED = "logging suspended by an error, in a run that is killed"
 
 # Where a run may be that is wound back, killed, and brought back from a store.
 
@@ -194,35 +197,39 @@ class Run:
     """One run and what is known of it.
 
     Attributes:
-        kills, rewinds: of trainers, so far.
+        kills, rewinds, forks: of trainers, so far.
+        full: how often logging was suspended, or had to make room on the disk.
         lines: where it may be.
         story: what happened, for whoever looks for a loss.
     """
 
-    def __init__(self, folder: Path, chance: random.Random, trainers: Trainers, monitors: Monitors) -> None:
+    def __init__(
+        self, folder: Path, chance: random.Random, trainers: Trainers, monitors: Monitors | None, fault: str = SUSPENDED
+    ) -> None:
         self.run, self.store = folder / "runs" / "run", folder / "store"
         self.run.parent.mkdir()
-        self._chance, self._trainers, self._monitors = chance, trainers, monitors
-        self._is_watched = chance.random() < 0.6
-        self._ships = chance.random() < 0.6
+        self._chance, self._trainers, self._monitors, self._fault = chance, trainers, monitors, fault
+        self._is_watched = monitors is not None and chance.random() < 0.6
+        self._ships = monitors is not None and chance.random() < 0.6
         self._writer = chance.choice(["direct", "thread"])
-        self.lines, self.kills, self.rewinds, self.story = [Line()], 0, 0, list[str]()
+        self.lines, self.story = [Line()], list[str]()
+        self.kills = self.rewinds = self.forks = self.full = 0
         self._faults: set[str] = set()  # since the last recovery
 
-    def live(self) -> None:
-        """One life of a trainer."""
+    def live(self, **more: Any) -> None:
+        """One life of a trainer; with `more` of its job, a disk that fills up, it is not wound back, and fails nowhere else."""
         chance, rewind, factor = self._chance, None, 1.0
         if self._is_watched:
             self._watch()
-        is_known = len(self.lines) == 1 and self.lines[0].step > 0
+        is_known = len(self.lines) == 1 and self.lines[0].step > 0 and not more
         if is_known and chance.random() < 0.3 and (lowest := min(checkpoints(self.run), default=0)) < self.lines[0].step:
             rewind, factor = chance.randrange(lowest, self.lines[0].step), chance.uniform(0.5, 2.0)
-        place, point = self._place(), ""
+        place, point = chance.choice([*([] if more else PLACES), *["at any moment"] * 3, "not at all"]), ""
         if place in PLACES:
             point = chance.choice(PLACES[place])
             point = f"{point}=kill@{chance.randrange(1, OFTEN.get(point, 5) + 1)}"
         errors = ""
-        if chance.random() < 0.25:
+        if chance.random() < 0.25 and not more:
             failing = chance.choice([name for name in ERRORS if not point.startswith(name)])
             errors = f"{failing}={chance.choice(['eio', 'enospc'])}@{chance.randrange(1, 8)}{chance.choice(['', '+'])}"
         moment = None
@@ -230,6 +237,8 @@ class Run:
             lines = chance.choice([0, 0, 1, 2, 3, 5, 8])
             moment = (lines, chance.random() * (0.03 if lines == 0 else 0.005))
         jumps = chance.randrange(10**6) if errors or chance.random() < 0.2 else None
+        if chance.random() < 0.3:
+            more["forks"] = chance.randrange(10**6)
         step = max(line.step for line in self.lines)
         outcome = self._trainers.run(
             self.run,
@@ -246,17 +255,19 @@ class Run:
             by_time=jumps is not None and chance.random() < 0.5,
             durability=chance.choice(["process", "machine"]),
             settles=chance.random() < 0.4,
+            **more,
         )
         self.story.append(f"killed {place} {point} {moment}, errors {errors!r}, jumps {jumps}, rewind {rewind}: {outcome}")
         self._judge(outcome, rewind, factor, place)
         if self._is_watched:
             self._end_watch()
 
-    def _place(self) -> str:
-        return self._chance.choice([*PLACES, "at any moment", "at any moment", "at any moment", "not at all"])
-
     def _judge(self, outcome: Outcome, rewind: int | None, factor: float, place: str) -> None:
         assert outcome.status in (0, -signal.SIGKILL), f"the trainer ended with {outcome.status}"
+        assert set(outcome.forked) <= {0}, f"its children ended with {outcome.forked}: what they do to the journal is in vain"
+        if outcome.forked:
+            self.forks += 1
+            self._note("forks of a trainer that is killed, its children beside it")
         if outcome.refused:
             assert "is not covered" in outcome.refused, outcome.refused
             assert rewind not in checkpoints(self.run), outcome.refused
@@ -267,8 +278,9 @@ class Run:
             found = after(self.lines, outcome, rewind, factor)
             assert found, f"it came back to step {outcome.recovered} of timeline {outcome.timeline}, but was at {self.lines}"
             self.lines = found
-        if outcome.was_suspended:
-            self._note("logging suspended by an error, in a run that is killed")
+        if outcome.was_suspended or outcome.has_made_room:
+            self.full += 1
+            self._note(self._fault)
         if rewind is not None and outcome.recovered is not None:
             self.rewinds += 1
             self._note("a rewind, in a run that is killed")
@@ -284,6 +296,7 @@ class Run:
     def _watch(self) -> None:
         point = self._chance.choice(["", f"{self._chance.choice(IN_MONITOR)}=kill@{self._chance.randrange(1, 6)}"])
         self.story.append(f"a monitor: {point}")
+        assert self._monitors is not None
         self._monitors.start(
             self.run.parent,
             self._chance.choice([3, 6, 12]) * MIB,
@@ -294,6 +307,7 @@ class Run:
     def _end_watch(self) -> None:
         if self._chance.random() < 0.5:
             signal.sigtimedwait([], self._chance.random() * 0.1)  # alone with what the trainer left
+        assert self._monitors is not None
         self._monitors.kill()
         self._note("SIGKILL of a monitor that prunes or ships")
 
@@ -342,7 +356,7 @@ class Run:
 
 @pytest.mark.timeout(3600)
 def test_kills_of_all_kinds_lose_nothing(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
-    kills = rewinds = 0
+    kills = rewinds = forks = 0
     for seed in itertools.count(SEED):
         folder = memory_path / f"seed{seed}"
         folder.mkdir()
@@ -357,7 +371,53 @@ def test_kills_of_all_kinds_lose_nothing(trainers: Trainers, monitors: Monitors,
             tally.note("SIGKILLs of all kinds in one run", 0, losses=1)
             print(f"repeat with TRANLOGS_SEED={seed}", *run.story, sep="\n  ")
             raise
-        kills, rewinds = kills + run.kills, rewinds + run.rewinds
+        kills, rewinds, forks = kills + run.kills, rewinds + run.rewinds, forks + run.forks
         shutil.rmtree(folder)
-        if kills >= KILLS and rewinds:
+        if kills >= KILLS and rewinds and forks:
             return
+
+
+@contextmanager
+def small_disk(kind: str, folder: Path) -> Iterator[Path]:
+    """A disk of 48 MiB."""
+    size, point = 48 * MIB, folder / "disk"
+    made = (
+        disks.memory_disk(point, size) if kind == "tmpfs" else disks.mounted(disks.make_ext4(folder / "disk.img", size), point)
+    )
+    with made:
+        yield point
+
+
+def empty(disk: Path) -> None:
+    for ballast in disk.glob("ballast-*"):
+        ballast.unlink()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.disks
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_disk_that_fills_up_loses_nothing(trainers: Trainers, memory_path: Path, kind: str, seed: int) -> None:
+    chance = random.Random(seed)
+    with small_disk(kind, memory_path) as disk:
+        run = Run(disk, chance, trainers, None, f"disk full ({kind}) in a run that is killed")
+        for life in range(80):
+            if life > 8 and run.full:
+                break
+            if chance.random() < 0.4:
+                empty(disk)
+            elif chance.random() < 0.4:
+                disks.fill(disk, leave=chance.choice([0, 4096, chance.randrange(3 * MIB)]))
+            fills, empties = chance.randrange(2, 20), chance.randrange(10, 60)
+
+            def meanwhile(lines: int, fills: int = fills, empties: int = empties) -> None:
+                if lines == fills:
+                    disks.fill(disk)
+                elif lines == empties:
+                    empty(disk)
+
+            run.live(meanwhile=meanwhile, ticks=True)
+        empty(disk)
+        run.end()
+        print(f"repeat with TRANLOGS_SEED={seed}", *run.story, sep="\n  ")
+        assert run.full

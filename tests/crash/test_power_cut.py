@@ -19,7 +19,6 @@ from tests.support import campaign, disks
 
 pytestmark = [pytest.mark.crash, pytest.mark.disks]
 
-_SMALL = 128 << 20  # bytes of a disk that is to be full; a run takes some 50 of them
 CUTS = campaign.rounds(30)
 SEEDS = pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 
@@ -37,8 +36,6 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def judge_cut(judge: Judge, cut: Path, synced: int) -> dict[str, Any]:
     """The verdict on what the disk held when the power went."""
     with disks.mounted(cut, cut.with_name("cut")) as folder:
-        for path in folder.glob("ballast-*"):
-            path.unlink()
         verdict = judge(folder / "run", synced)
     cut.unlink()
     return verdict
@@ -66,28 +63,6 @@ def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
             if judge_cut(judge, disk.cut(f"cut{number}.img"), 0)["step"] < committed:
                 return
     pytest.fail("none of 40 power cuts took a step that was not synced")
-
-
-@pytest.mark.sampled(0)
-@SEEDS
-def test_synced_steps_survive_power_cuts_of_a_disk_that_fills_up(place: Path, seed: int) -> None:
-    """Something else takes all space, or all but some, and gives it back, again and again; the power goes at any moment."""
-    print(f"repeat with TRANLOGS_SEED={seed}")
-    chance, fault = random.Random(seed), "power cut, of a disk that fills up and empties"
-    with disks.cuttable_disk(place, _SMALL) as disk, closing(Judge(place, fault)) as judge:
-        for life in range(6):  # one that goes on would look for space ever more rarely
-            ballast = disks.fill(disk.folder, leave=chance.choice([2, 12, 24]) << 20) if life % 2 else None
-            with training(place / "said", disk.folder / "run") as trainer:
-                trainer.wait_for(chance.randrange(1, 40))
-                for number in range(4):
-                    if ballast is None:
-                        ballast = disks.fill(disk.folder, leave=chance.choice([0, 0, 1, 4, 12]) << 20)
-                    else:
-                        ballast = ballast.unlink()
-                    synced = trainer.wait_for(chance.randrange(1, 150))[1]
-                    judge_cut(judge, disk.cut(f"cut{number}.img"), synced)
-            if ballast is not None:
-                ballast.unlink()
 
 
 @pytest.mark.parametrize(

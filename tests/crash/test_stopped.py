@@ -6,7 +6,7 @@ Processes of TranLogs never hold a write transaction of the catalog of a run tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from tests.crash.processes import Process, Processes, holder, monitor, open_run, reader, trainer
 from tests.crash.test_two_writers import assert_recovers, problems
 from tests.crash.toy_trainers import SIZES
+from tests.support import campaign
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.config import MIB, JournalConfig
@@ -28,13 +29,6 @@ from tranlogs.recovery.recover import recover
 from tranlogs.retention import EverySteps, KeepLatest
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Processes]:
-    """Starts processes, which are killed after the test."""
-    with closing(Processes(tmp_path)) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +61,7 @@ def names(trainer: Process, holder: Process, run: Path) -> bool:
     return f"WARNING {run}/rank0/{CATALOG_NAME}: process {holder.pid} holds a write transaction" in trainer.said
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("durability", "writer"), [("machine", "direct"), ("process", "thread")])
+@pytest.mark.parametrize(("durability", "writer"), [("machine", "direct"), campaign.in_soak("process", "thread")])
 def test_training_goes_on_and_no_step_is_lost_when_it_is_killed(
     tmp_path: Path, start: Processes, durability: str, writer: str
 ) -> None:

@@ -58,22 +58,6 @@ class Clamp(Callback):
             kernel.assign(keras.ops.clip(kernel, -0.2, 0.2))
 
 
-class Thaw(Callback):
-    """Writes weights of a frozen layer."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        for layer in self.model.layers:
-            if batch % 4 == 1 and layer.variables and not layer.trainable:
-                layer.kernel.assign(layer.kernel * 1.25)
-
-
-class Shrink(Callback):
-    """Writes weights before each attempt of a step, also before the one that finds no batch."""
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.model.layers[-1].bias.assign(0.5 * self.model.layers[-1].bias + 0.01 * batch)
-
-
 class Counting(Callback):
     """Counters of its own, as other callbacks see them."""
 
@@ -274,8 +258,6 @@ _MADE: dict[str, Callable[[], Any]] = {
     "global-rate": GlobalRate,
     "timing": Timing,
     "clamp": Clamp,
-    "thaw": Thaw,
-    "shrink": Shrink,
     "collecting": Collecting,
     "cyclic": Cyclic,
     "counting": Counting,

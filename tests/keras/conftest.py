@@ -11,8 +11,6 @@ import pytest
 
 from tests.keras.lab import Lab, Labs
 
-BACKENDS = ("tensorflow", "torch", "jax")
-
 
 def missing(why: str) -> None:
     if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":

@@ -15,10 +15,11 @@ import tranlogs
 import tranlogs.base.failpoints
 from tests.keras.callbacks import Sharing, attributes, losses, others
 from tests.keras.data import BATCH, EPOCHS, digits, given
-from tests.keras.models import MODELS, made
+from tests.keras.models import MODELS, Sampling, made, made_own
 from tests.kills.keras import Job
 from tests.support.rungs import shorten_trials
 from tranlogs.base.errors import UsageError
+from tranlogs_keras import TranLogsCallback
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -76,33 +77,6 @@ def fit(
     job.keep(model=found, history=history, beside=[attributes(one) for one in own], losses=losses)
 
 
-def thawed(job: Job, fresh: bool = True, rate: float = 0.01) -> None:
-    """As in the guide to transfer learning: train the head, thaw the base, compile anew, fine-tune.
-
-    Args:
-        job: this life.
-        fresh: whether the second fit has a TranLogsCallback of its own.
-        rate: of the first fit.
-    """
-    keras.utils.set_random_seed(5)
-    x, y = digits(96)
-    arguments: dict[str, Any] = {"x": x.reshape(-1, 64), "y": y, "batch_size": 16, "verbose": 0}
-    layers = keras.layers
-    base = keras.Sequential([keras.Input((64,)), layers.Dense(12, activation="tanh"), layers.BatchNormalization()], name="base")
-    base.trainable = False
-    model = keras.Sequential([keras.Input((64,)), base, layers.Dropout(0.2), layers.Dense(10)])
-    model.compile(keras.optimizers.Adam(rate), LOSS, metrics=["accuracy"])
-    plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=9.0)
-    first = model.fit(**arguments, epochs=1, callbacks=job.callbacks(plateau, by_batch=True, checkpoint_every=7))
-    job.print(*(float(keras.ops.sum(v)) for v in model.variables))  # what stands between fits works with trained weights
-    base.trainable = True
-    model.compile(keras.optimizers.SGD(1e-3), LOSS, metrics=["accuracy"])
-    if fresh:
-        job.renew()
-    second = model.fit(**arguments, epochs=2, callbacks=job.callbacks(by_batch=True, checkpoint_every=7))
-    job.keep(model=model, first=first, second=second)
-
-
 def shared_callbacks(job: Job) -> None:
     """Three fits of one epoch that share callbacks; the second one diverges, and lacks one of them."""
     model, sharing = made("adam", "line"), Sharing()
@@ -134,6 +108,25 @@ def mirrored(job: Job) -> None:
     values = [v.value for v in [*model.variables, *model.optimizer.variables]]
     parts = [part.numpy() for value in values for part in getattr(value, "values", [value])]  # one a replica
     job.keep(parts=parts, history=history)
+
+
+def own_step(job: Job, style: str) -> None:
+    """Train two epochs of six batches by a train step of the model's own."""
+    x = digits(96)[0].reshape(-1, 64)
+    model = made_own(style, x)
+    history = model.fit(x, epochs=2, batch_size=16, shuffle=False, verbose=0, callbacks=job.callbacks(by_batch=True))
+    job.keep(model=model, history=history)
+
+
+def noisy(job: Job, is_seeded: bool = False, eager: bool = False) -> None:
+    """An autoencoder that draws its noise by tf.random, as many examples do."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    noise = Sampling(5 if is_seeded else None)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), noise, keras.layers.Dense(4)])
+    model.compile(keras.optimizers.Adam(0.01), loss="mse", run_eagerly=eager)
+    history = model.fit(x, x, batch_size=8, epochs=3, verbose=0, callbacks=job.callbacks(by_batch=True, log="gradients"))
+    job.keep(model=model, history=history)
 
 
 # Small fits.
@@ -189,12 +182,13 @@ def _rows(count: int = 32) -> Any:
     return x, x[:, :1] * 2
 
 
-def many(job: Job, tells: bool = False) -> None:
-    """Fit one batch after another, each by a fit of its own, the last ones with another rate of dropout.
+def many(job: Job, tells: bool = False, first: int = 1) -> None:
+    """Fit one batch after another, each by a fit of its own, the last ones with another rate of dropout; print the weights.
 
     Args:
         job: this life.
-        tells: whether to count and to print which of the last fits have traced the step.
+        tells: whether to print which of the last fits have traced the step, instead.
+        first: number of epochs of the first fit.
     """
     model, (x, y) = _model(*([Traced()] if tells else [])), _rows()
     traced = list[int]()
@@ -202,34 +196,32 @@ def many(job: Job, tells: bool = False) -> None:
         before = calls[0]
         if i == 4:
             model.get_layer("dropout").rate = 0.5
-        at = slice(4 * i, 4 * i + 4)
-        history = model.fit(x[at], y[at], batch_size=2, verbose=0, callbacks=job.callbacks(by_batch=True))
-        if tells:
-            traced.append(calls[0] - before)
+        at, epochs = slice(4 * i, 4 * i + 4), first if i == 0 else 1
+        history = model.fit(x[at], y[at], batch_size=2, epochs=epochs, verbose=0, callbacks=job.callbacks(by_batch=True))
+        traced.append(calls[0] - before)
+        if not tells:
+            job.print(*(float(keras.ops.sum(v)) for v in model.trainable_variables))
     if tells:
         job.print(*map(bool, traced[2:]))
     job.keep(model=model, history=history)
 
 
-def between(job: Job, rechecks: bool, first: int = 1) -> None:
-    """Print the weights behind each of three fits, of which the first one has the given number of epochs."""
-    model, (x, y) = _model(), _rows()
-    for epochs in (first, 1, 1):
-        history = model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=job.callbacks(recheck=rechecks))
-        job.print(*(float(keras.ops.sum(v)) for v in model.trainable_variables))
-    job.keep(model=model, history=history)
-
-
-def compiled_within(job: Job, how: str, log: str = "auto") -> None:
-    """Print what is said to a callback that changes the way of training, and train the model after it."""
-    model, (x, y) = _model(), _rows()
-    try:
-        model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=job.callbacks(Change(how), log=log))
-    except UsageError as error:
-        job.print(error)
-    model.compile(keras.optimizers.SGD(0.01), loss="mse")
-    model.fit(x, y, batch_size=8, verbose=0)
-    job.keep(steps=int(model.optimizer.iterations))
+def compiled_within(job: Job) -> None:
+    """Print what is said to callbacks that change the way of training, and train each model after that."""
+    steps = []
+    for how in ("compile", "batch", "function", "optimizer", "trainable"):
+        keras.utils.clear_session(free_memory=False)
+        model, (x, y) = _model(), _rows()
+        log = "weights" if how == "batch" else "auto"
+        try:
+            callback = TranLogsCallback(f"{job.run}/{how}", segment_bytes=1 << 20, overhead=None, log=log)
+            model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[callback, Change(how)])
+        except UsageError as error:
+            job.print(error)
+        model.compile(keras.optimizers.SGD(0.01), loss="mse")
+        model.fit(x, y, batch_size=8, verbose=0)
+        steps.append(int(model.optimizer.iterations))
+    job.keep(steps=steps)
 
 
 class Shuffling(keras.utils.PyDataset):
@@ -273,40 +265,23 @@ def shared_data(job: Job, kind: str) -> None:
     job.keep(model=model, history=history)
 
 
-def resumed_by_itself(job: Job, style: str = "sequential") -> None:
-    """Load what the last epoch has saved, and go on behind the epochs that the table has.
-
-    Args:
-        job: this life.
-        style: "sequential" or "functional", of a model that is saved whole; "weights" saves and loads weights only.
-    """
+def resumed_by_itself(job: Job) -> None:
+    """Load what the last epoch has saved, and go on behind the epochs that the table has."""
     keras.utils.set_random_seed(3)
     x, y = digits(96)
     x = x.reshape(-1, 64)
-    only_weights, table, layers = style == "weights", job.files / "log.csv", keras.layers
-    saved = job.folder / ("last.weights.h5" if only_weights else "last.keras")
-    first = 0
+    saved, table, layers, first = job.folder / "last.keras", job.files / "log.csv", keras.layers, 0
     if saved.exists():
         with table.open() as file:
             first = len(list(csv.DictReader(file)))
-    if saved.exists() and not only_weights:
         model = keras.models.load_model(saved)
     else:
-        if style == "functional":
-            rows = keras.Input((64,))
-            model = keras.Model(rows, layers.Dense(10)(layers.Dropout(0.2)(layers.Dense(12, activation="relu")(rows))))
-        else:
-            model = keras.Sequential(
-                [keras.Input((64,)), layers.Dense(12, activation="relu"), layers.Dropout(0.2), layers.Dense(10)]
-            )
+        model = keras.Sequential(
+            [keras.Input((64,)), layers.Dense(12, activation="relu"), layers.Dropout(0.2), layers.Dense(10)]
+        )
         rate = keras.optimizers.schedules.ExponentialDecay(1e-2, decay_steps=6, decay_rate=0.8)
         model.compile(keras.optimizers.SGD(rate, momentum=0.9), LOSS)
-    if saved.exists() and only_weights:
-        model.load_weights(saved)
-    own = [
-        keras.callbacks.ModelCheckpoint(saved, save_weights_only=only_weights),
-        keras.callbacks.CSVLogger(str(table), append=True),
-    ]
+    own = [keras.callbacks.ModelCheckpoint(saved), keras.callbacks.CSVLogger(str(table), append=True)]
     callbacks = job.callbacks(*own, by_batch=True)
     history = model.fit(x, y, batch_size=16, epochs=5, initial_epoch=first, verbose=0, callbacks=callbacks)
     values = [keras.ops.convert_to_numpy(v) for v in [*model.variables, *model.optimizer.variables]]
@@ -334,37 +309,32 @@ def averaged(job: Job, keeps: bool) -> None:
     job.keep(model=model, average=average.get_weights())
 
 
-def recurrent(job: Job, resets: bool, looks: bool = False, deep: bool = True, jit: Any = "auto", epochs: int = 3) -> None:
-    """A stateful LSTM and GRU with dropout, whose states a callback resets, or writes by calling the model."""
+def recurrent(job: Job, resets: bool, jit: Any = "auto") -> None:
+    """A stateful GRU with dropout, whose states a callback resets at the beginning of an epoch, or writes at its end."""
     keras.utils.set_random_seed(1)
-    layers = keras.layers
     x = np.random.default_rng(0).normal(size=(6 * BATCH, 5, 3)).astype("float32")
-    lstm = layers.LSTM(6, stateful=True, dropout=0.2, recurrent_dropout=0.2, return_sequences=True)
-    first = [lstm] if deep else []
-    second = layers.GRU(5, stateful=True, dropout=0.1, recurrent_dropout=0.1)
-    model = keras.Sequential([keras.Input(batch_shape=(BATCH, 5, 3)), *first, second, layers.Dense(1)])
+    gru = keras.layers.GRU(5, stateful=True, dropout=0.1, recurrent_dropout=0.1)
+    model = keras.Sequential([keras.Input(batch_shape=(BATCH, 5, 3)), gru, keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), loss="mse", jit_compile=jit)
 
     class States(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            for layer in [*first, second] if resets else ():
-                layer.reset_states()
+            if resets:
+                gru.reset_states()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if looks:
+            if not resets:
                 model(x[:BATCH])
 
-    own = [States()] if resets or looks else []
-    about: dict[str, Any] = {"batch_size": BATCH, "epochs": epochs, "verbose": 0, "shuffle": False}
-    history = model.fit(x, x[:, 0, :1], callbacks=job.callbacks(*own, by_batch=True), **about)
-    states = [np.asarray(state).tolist() for layer in [*first, second] for state in keras.tree.flatten(layer.states)]
-    job.keep(model=model, history=history, states=states)
+    about: dict[str, Any] = {"batch_size": BATCH, "epochs": 2, "verbose": 0, "shuffle": False}
+    history = model.fit(x, x[:, 0, :1], callbacks=job.callbacks(States(), by_batch=True), **about)
+    job.keep(model=model, history=history, states=[np.asarray(state).tolist() for state in keras.tree.flatten(gru.states)])
 
 
 # Data that are drawn.
 
 
-def of_unknown_length(job: Job, batches: int, executions: int = 1, log: str = "auto", shrinks: bool = False) -> None:
+def of_unknown_length(job: Job, batches: int, executions: int) -> None:
     """Data whose length nobody knows: each pass ends with an attempt to take a step that finds no batch.
 
     Another callback sets the learning rate at the end of each epoch.
@@ -374,9 +344,8 @@ def of_unknown_length(job: Job, batches: int, executions: int = 1, log: str = "a
     x, y = _rows(batches * 4)
     spec = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
     rows = tf.data.Dataset.from_generator(lambda: zip(x, y, strict=True), output_signature=spec)
-    own = [*others(["shrink"] if shrinks else []), *others(["schedule"])]
     model = _model(steps_per_execution=executions)
-    callbacks = job.callbacks(*own, by_batch=True, log=log, checkpoint_every=1000)
+    callbacks = job.callbacks(*others(["schedule"]), by_batch=True, checkpoint_every=1000)
     history = model.fit(rows.batch(4, drop_remainder=True), epochs=3, verbose=0, callbacks=callbacks)
     job.print(int(model.optimizer.iterations))
     job.keep(model=model, history=history)
@@ -398,11 +367,11 @@ def _by_global(x: Any) -> Iterator[Any]:
         yield x[rows], x[rows, :1] * 2
 
 
-def _in_order(x: Any, y: Any, more: float) -> Iterator[Any]:
+def _in_order(x: Any, y: Any) -> Iterator[Any]:
     """Yield batches in order, each time with larger labels, however many a thread has drawn ahead."""
     for number in itertools.count():
         rows = np.arange(number * BATCH, (number + 1) * BATCH) % len(x)
-        yield x[rows], y[rows] * np.float32(1 + number * more)
+        yield x[rows], y[rows] * np.float32(1 + number / 8)
 
 
 def _generators(kind: str, x: Any) -> tuple[Any, Any]:
@@ -423,7 +392,7 @@ def validated(job: Job, kind: str) -> None:
     model, plateau = _model(optimizer=keras.optimizers.SGD(0.02)), keras.callbacks.ReduceLROnPlateau(patience=1)
     x, y = _rows(6 * BATCH)
     of_arrays: dict[str, dict[str, Any]] = {
-        "generator": {"validation_data": _in_order(x, y, 1 / 8), "validation_steps": 4},
+        "generator": {"validation_data": _in_order(x, y), "validation_steps": 4},
         "some of the arrays": {"validation_data": (x, y), "validation_steps": 4},
     }
     if kind in of_arrays:

@@ -19,9 +19,9 @@ from keras.src.callbacks.callback_list import CallbackList
 
 import tranlogs.training.gradient_layout
 import tranlogs.training.write_forecast
-from tests.keras.callbacks import Interrupt, Stop, Writing
+from tests.keras.callbacks import Interrupt, Stop, Trainings, Writing
 from tests.keras.data import digits, given
-from tests.keras.models import bits, gradients_of, made
+from tests.keras.models import bits, made, made_own
 from tranlogs.training.write_forecast import FIRST_UNITS
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.replay.offline import OfflineRun
@@ -81,14 +81,15 @@ def redone(
     return {name: left(name) for name in names}
 
 
-def written_at(folder: str, *, place: str, what: str, data: str = "arrays", jit: bool = False) -> dict[str, Any]:
+def written_at(folder: str, *, place: str, what: str, data: str = "arrays") -> dict[str, Any]:
     """A fit with a callback that writes, left in its second epoch and taken up; and the same in one go."""
     if what == "gradient":
         tranlogs.training.gradient_layout.SMALL_BYTES = 0  # as of large ones, no gradient is copied before it is written
-    model = "sparse" if what == "frozen" else "dense" if jit else "line"  # dense: other tests on JAX have compiled it
+    on_jax = keras.backend.backend() == "jax"
+    model = "sparse" if what == "frozen" else "dense" if on_jax else "line"  # dense: other tests on JAX have compiled it
 
     def make() -> Any:
-        return made("adam", model, jit_compile=jit)
+        return made("adam", model, jit_compile=on_jax)
 
     def arguments() -> dict[str, Any]:
         return given(data) | {"epochs": 3, "validation_data": digits(20)}
@@ -147,11 +148,8 @@ def _said() -> list[str]:
     return said
 
 
-def calls(run: str | None, *, jit: bool = False, acts: bool = False) -> dict[str, Any]:
-    """Calls into TensorFlow by step, from the end of one to the end of the next: how many had how many.
-
-    `acts`: beside a callback that may write after each batch.
-    """
+def calls(run: str) -> dict[str, Any]:
+    """Calls into TensorFlow by step, from the end of one to the end of the next: how many had how many."""
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.eager import context
 
@@ -172,13 +170,10 @@ def calls(run: str | None, *, jit: bool = False, acts: bool = False) -> dict[str
         count[0] = 0
         end(self, batch, logs)
 
-    model = made("adam", "line", jit_compile=jit)
-    callbacks = [] if run is None else [logged(run)]
-    if acts:
-        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
+    model = made("adam", "line")
     context.Context.call_function, CallbackList.on_train_batch_end = counted_call, ended
     pywrap_tfe.TFE_Py_FastPathExecute = counted_execute
-    model.fit(**given("arrays") | {"batch_size": 1}, verbose=0, callbacks=callbacks)
+    model.fit(**given("arrays") | {"batch_size": 1}, verbose=0, callbacks=[logged(run)])
     return dict(Counter(found[FIRST_UNITS + 2 :]))  # tracing, and looks at each boundary
 
 
@@ -278,6 +273,7 @@ def refusals(folder: str) -> dict[str, str]:
     """What is said where something is wrong."""
     arguments = given("arrays") | {"verbose": 0}
     model, shared = made("adam", "line"), logged(f"{folder}/shared")
+    rows = digits()[0].reshape(-1, 64)
     backup, run = keras.callbacks.BackupAndRestore(f"{folder}/backup"), f"{folder}/run"
     acts = {
         "log": lambda: logged(f"{folder}/a", log="all"),
@@ -291,6 +287,7 @@ def refusals(folder: str) -> dict[str, str]:
         "equal": lambda: made("adam", "line").fit(**arguments, callbacks=[logged(run)]),
         "trains again": lambda: model.fit(**arguments, callbacks=[shared]),
         "models": lambda: made("adam", "line").fit(**arguments, callbacks=[shared]),
+        "two updates": lambda: made_own("wgan", rows).fit(rows, verbose=0, callbacks=[logged(f"{folder}/f", log="gradients")]),
         "after": lambda: model.fit(**arguments, callbacks=[logged(f"{folder}/e")]),
     }
     return dict(zip(acts, said_of(*acts.values()), strict=True))
@@ -337,62 +334,16 @@ def changed_scripts(folder: str) -> dict[str, Any]:
     return found
 
 
-def finished(folder: str, shape: str = "arrays", first: int = 0, rate: float = 0.01) -> dict[str, Any]:
+def finished(folder: str, first: int = 0, rate: float = 0.01) -> dict[str, Any]:
     """A script with one fit; return what it came to, and how many steps this process took; `first` is the first sample."""
     model = made(keras.optimizers.Adam(rate), "line", seed=4)
-    data, taken = given(shape, first=first), [0]
+    data, taken = given("loader", first=first), [0]
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: taken.__setitem__(0, taken[0] + 1))
     model.fit(**data, epochs=1, verbose=0, callbacks=[logged(f"{folder}/run", verbose=True), count])
     return {"bits": bits(model), "taken": taken[0]}
 
 
 # Train steps and optimizers of which gradients tell not everything.
-
-
-class TwoUpdates(keras.Model):
-    """Two optimizers, and a clamp after them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = layers.Dense(16, activation="tanh"), layers.Dense(10)
-        self.flat = layers.Flatten()
-
-    def call(self, x: Any) -> Any:
-        return self.second(self.first(self.flat(x)))
-
-    def compile(self, **options: Any) -> None:
-        super().compile(**options)
-        self.other_optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-        self.unused_optimizer = keras.optimizers.SGD(0.1)
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        variables = self.trainable_variables
-        loss, gradients = gradients_of(lambda: self.compute_loss(x, y, self(x, training=True)), variables)
-        self.optimizer.apply(gradients[:2], variables[:2])
-        self.other_optimizer.apply(gradients[2:], variables[2:])
-        self.second.kernel.assign(keras.ops.clip(self.second.kernel, -0.3, 0.3))
-        return {"loss": loss}
-
-
-def own_train_step(folder: str) -> dict[str, Any]:
-    """A model with a train_step of its own, and an optimizer that trains nothing."""
-
-    def make() -> Any:
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(5)
-        model = TwoUpdates()
-        model(np.zeros((1, 8, 8, 1), "float32"))
-        model.compile(optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        model.optimizer.build(model.trainable_variables[:2])
-        model.other_optimizer.build(model.trainable_variables[2:])
-        return model
-
-    said = _said()
-    found = left_and_taken_up(make, folder)
-    refused = logged(f"{folder}/refused", log="gradients")
-    (words,) = said_of(lambda: make().fit(**given("arrays"), verbose=0, callbacks=[refused]))
-    return found | {"said": "\n".join(said), "refused": words}
 
 
 class Noisy(keras.optimizers.SGD):
@@ -426,11 +377,9 @@ def without_the_script(folder: str) -> dict[str, Any]:
     return found
 
 
-def from_weights(
-    path: str, run: str, jit: bool = False, model: str = "dense", optimizer: str = "adam", seed: int = 11
-) -> dict[str, Any]:
+def from_weights(path: str, run: str) -> dict[str, Any]:
     """Load an exported file into the model, and compare with what recovery brings back."""
-    fresh, other = (made(optimizer, model, jit_compile=jit, seed=seed) for _ in range(2))
+    fresh, other = (made("adam", "dense", jit_compile=keras.backend.backend() == "jax", seed=11) for _ in range(2))
     for one in (fresh, other):
         one.optimizer.build(one.trainable_variables)
     fresh.load_weights(path)
@@ -446,6 +395,79 @@ def loads_model(path: str) -> list[int]:
     """Load a whole model and predict with it."""
     model = keras.models.load_model(path)
     return list(model.predict(digits()[0][:13], verbose=0).shape)
+
+
+# One callback for many trainings: a search and a cross-validation, as their users write them.
+
+
+def build(rate: float = 0.01) -> keras.Model:
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.2), keras.layers.Dense(10)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
+    return model
+
+
+def keras_tuner(folder: str, die: list[int] | None = None) -> dict[str, Any]:
+    """The same architecture with two learning rates: a wrong run would fit each trial."""
+    import keras_tuner
+
+    Trainings.die = die
+
+    def hypermodel(hp: Any) -> keras.Model:
+        keras.utils.set_random_seed(3)  # KerasTuner draws numbers of its own, from where it is run
+        return build(hp.Float("rate", 1e-3, 1e-1, sampling="log"))
+
+    tuner = keras_tuner.RandomSearch(
+        hypermodel,
+        objective=keras_tuner.Objective("val_loss", "min"),
+        max_trials=2,
+        seed=5,
+        directory=folder,
+        project_name="search",
+    )
+    x, y = digits(96)
+    x = x.reshape(-1, 64)
+    tuner.search(
+        x,
+        y,
+        epochs=2,
+        batch_size=16,
+        validation_split=0.25,
+        verbose=0,
+        callbacks=[logged(f"{folder}/runs"), Trainings()],
+    )
+    return {
+        "trials": {
+            trial.trial_id: [trial.status, trial.hyperparameters.values["rate"], trial.score]
+            for trial in tuner.oracle.trials.values()
+        },
+        "batches": dict(Trainings.batches),
+        "runs": sorted(path.name.partition("-")[0] for path in Path(folder, "runs").iterdir()),
+        "best": [w.tobytes() for w in tuner.get_best_models()[0].get_weights()],
+    }
+
+
+def cross_validation(folder: str, die: list[int] | None = None) -> dict[str, Any]:
+    """Folds and a final fit, each of which trains a model of its own."""
+    from scikeras.wrappers import KerasClassifier
+    from sklearn.model_selection import cross_val_score
+
+    Trainings.die = die
+    keras.utils.set_random_seed(3)
+    x, y = digits(96)
+    x = x.reshape(-1, 64)
+    classifier = KerasClassifier(
+        model=build, epochs=2, batch_size=16, verbose=0, callbacks=[logged(f"{folder}/runs"), Trainings()], random_state=1
+    )
+    scores = cross_val_score(classifier, x, y, cv=3, error_score="raise")
+    classifier.fit(x, y)
+    return {
+        "scores": [float(score) for score in scores],
+        "batches": dict(Trainings.batches),
+        "final": bits(classifier.model_),
+    }
 
 
 # Parts.

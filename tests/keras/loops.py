@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tests.keras.inside import said_of
 from tests.keras.models import gradients_of
 from tests.kills.keras import Job
 from tranlogs_keras import LoggedOptimizer
@@ -32,61 +33,8 @@ def classifier() -> keras.Model:
     return keras.Model(inputs, layers.Dense(3)(x))
 
 
-def made(kind: str) -> Any:
-    rate = keras.optimizers.schedules.CosineDecay(1e-2, 15) if kind == "schedule" else 1e-2
-    if kind == "scaled":
-        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), initial_scale=1024.0, dynamic_growth_steps=4)
-    return {"sgd": keras.optimizers.SGD(rate, momentum=0.9)}.get(kind) or keras.optimizers.Adam(rate)
-
-
-def guide(job: Job, eager: bool = False, tracks: bool = True, kind: str = "adam", every: Any = 4) -> None:
-    """Keras's guide to a loop from scratch on TensorFlow: metrics, regularisation losses, a shuffled pipeline, validation."""
-    import tensorflow as tf
-
-    keras.utils.set_random_seed(1)
-    x, y = arrays()
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=5).batch(BATCH)
-    validation = tf.data.Dataset.from_tensor_slices((x[:32], y[:32])).batch(BATCH)
-    model, plain = classifier(), made(kind)
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    accuracy, checked = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.SparseCategoricalAccuracy()
-    mean_loss = keras.metrics.Mean()
-    optimizer: Any = plain
-    if job.run is not None:
-        optimizer = job.wrap(plain, model, checkpoint_every=every)
-        if tracks:
-            optimizer.track(accuracy=accuracy, checked=checked, mean_loss=mean_loss)
-
-    def train_step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            loss = loss_of(y, logits) + sum(model.losses)
-            scaled = optimizer.scale_loss(loss) if kind == "scaled" else loss
-        gradients = tape.gradient(scaled, model.trainable_weights)
-        optimizer.apply_gradients(zip(gradients, model.trainable_weights))
-        accuracy.update_state(y, logits)
-        mean_loss.update_state(loss)
-
-    step = train_step if eager else tf.function(train_step)
-    for epoch in range(EPOCHS) if job.run is None else optimizer.epochs(EPOCHS):
-        if job.run is None or epoch.batch == 0:
-            accuracy.reset_state()
-            mean_loss.reset_state()
-        for xs, ys in data if job.run is None else optimizer.batches(data):
-            step(xs, ys)
-            job.at("batch")
-        for xs, ys in validation:
-            checked.update_state(ys, model(xs, training=False))
-        job.print(int(epoch), float(mean_loss.result()), float(accuracy.result()), float(checked.result()))
-        checked.reset_state()
-        job.at("epoch")
-    if job.run is not None:
-        optimizer.close()
-    job.keep(state=[model, plain, accuracy, checked], drawn=np.random.normal())
-
-
-def gan(job: Job) -> None:
-    """DCGAN: two optimizers in one compiled step, noise from a seed generator.
+def compiled(job: Job) -> None:
+    """Take steps of two optimizers in one compiled function, over a shuffled pipeline, with noise of a seed generator.
 
     TensorFlow computes the operations as they are written, with and without TranLogs: rewritten, it rounds otherwise where
     updates stand apart.
@@ -96,78 +44,36 @@ def gan(job: Job) -> None:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     keras.utils.set_random_seed(2)
     data = tf.data.Dataset.from_tensor_slices(arrays()[0]).shuffle(ROWS, seed=3).batch(BATCH)
-    generator = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(12), layers.BatchNormalization(), layers.ReLU(), layers.Dense(8)]
-    )
-    critic = keras.Sequential([keras.Input((8,)), layers.Dense(12), layers.LeakyReLU(), layers.Dropout(0.3), layers.Dense(1)])
-    plain_g, plain_c = keras.optimizers.Adam(1e-2), keras.optimizers.Adam(2e-2)
-    seeds, g_loss, c_loss = keras.random.SeedGenerator(9), keras.metrics.Mean(), keras.metrics.Mean()
-    entropy = keras.losses.BinaryCrossentropy(from_logits=True)
-    g_optimizer: Any = plain_g
-    c_optimizer: Any = plain_c
-    if job.run is not None:
-        g_optimizer = job.wrap(plain_g, generator, checkpoint_every=4)
-        c_optimizer = g_optimizer.add_optimizer(plain_c, "critic", critic)
-        g_optimizer.track(seeds=seeds, g_loss=g_loss, c_loss=c_loss)
-
-    @tf.function
-    def train_step(images: Any) -> Any:
-        noise = keras.random.normal((BATCH, 4), seed=seeds)
-        with tf.GradientTape() as g_tape, tf.GradientTape() as c_tape:
-            made = generator(noise, training=True)
-            real, fake = critic(images, training=True), critic(made, training=True)
-            of_g = entropy(tf.ones_like(fake), fake)
-            of_c = entropy(tf.ones_like(real), real) + entropy(tf.zeros_like(fake), fake)
-        for_g = g_tape.gradient(of_g, generator.trainable_variables)
-        for_c = c_tape.gradient(of_c, critic.trainable_variables)
-        g_optimizer.apply_gradients(zip(for_g, generator.trainable_variables))
-        c_optimizer.apply_gradients(zip(for_c, critic.trainable_variables))
-        g_loss.update_state(of_g)
-        c_loss.update_state(of_c)
-
-    for epoch in range(EPOCHS) if job.run is None else g_optimizer.epochs(EPOCHS, data):
-        for images in data if job.run is None else epoch:
-            train_step(images)
-            job.at("batch")
-        job.print(int(epoch), float(g_loss.result()), float(c_loss.result()))
-        g_loss.reset_state()
-        c_loss.reset_state()
-        job.at("epoch")
-    if job.run is not None:
-        g_optimizer.close()
-    job.keep(state=[generator, critic, plain_g, plain_c])
-
-
-def compiled(job: Job) -> None:
-    """Take steps of two optimizers in one compiled function, from rows by number."""
-    import tensorflow as tf
-
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    keras.utils.set_random_seed(2)
-    models = [keras.Sequential([keras.Input((8,)), layers.Dense(2)]) for _ in range(2)]
+    models = [keras.Sequential([keras.Input((8,)), layers.BatchNormalization(), layers.Dense(2)]) for _ in range(2)]
     plain = [keras.optimizers.SGD(1e-2, momentum=0.9) for _ in models]
+    seeds, mean = keras.random.SeedGenerator(9), keras.metrics.Mean()
     optimizers: list[Any] = list(plain)
     if job.run is not None:
-        optimizers[0] = job.wrap(plain[0], models[0], checkpoint_every=4)
+        optimizers[0] = job.wrap(plain[0], models[0], checkpoint_every=4).track(seeds=seeds, mean=mean)
         optimizers[1] = optimizers[0].add_optimizer(plain[1], "other", models[1])
 
     @tf.function
     def train_step(rows: Any) -> None:
+        rows = rows + keras.random.normal((BATCH, 8), seed=seeds)
         with tf.GradientTape(persistent=True) as tape:
-            losses = [tf.reduce_mean((model(rows) - number) ** 2) for number, model in enumerate(models)]
+            losses = [tf.reduce_mean((model(rows, training=True) - number) ** 2) for number, model in enumerate(models)]
         for model, optimizer, loss in zip(models, optimizers, losses):
             optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            mean.update_state(loss)
 
-    rows = tf.constant(arrays()[0])
-    for turn in range(STEPS) if job.run is None else optimizers[0].steps(STEPS, stateless=True):
-        train_step(rows[turn : turn + 8])
-        job.at("batch")
+    for epoch in range(EPOCHS) if job.run is None else optimizers[0].epochs(EPOCHS, data):
+        for rows in data if job.run is None else epoch:
+            train_step(rows)
+            job.at("batch")
+        job.print(int(epoch), float(mean.result()))
+        mean.reset_state()
+        job.at("epoch")
     if job.run is not None:
         optimizers[0].close()
     job.keep(state=[*models, *plain])
 
 
-def torch_guide(job: Job) -> None:
+def torch_guide(job: Job, tracks: bool = True) -> None:
     """Keras's guide to a loop from scratch on PyTorch."""
     import torch
 
@@ -180,7 +86,7 @@ def torch_guide(job: Job) -> None:
     accuracy = keras.metrics.SparseCategoricalAccuracy()
     optimizer: Any = plain
     if job.run is not None:
-        optimizer = job.wrap(plain, model, checkpoint_every=4).track(accuracy=accuracy)
+        optimizer = job.wrap(plain, model, checkpoint_every=4).track(**({"accuracy": accuracy} if tracks else {}))
     for epoch in range(EPOCHS) if job.run is None else optimizer.epochs(EPOCHS, loader):
         for xs, ys in loader if job.run is None else epoch:
             logits = model(xs, training=True)
@@ -264,30 +170,18 @@ class Waiting:
         self.rows = state["rows"]
 
 
-class Best:
-    """A score, which tells nothing of the data."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"score": 1.0}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
 def turns(job: Job, how: str, declares_late: bool = False) -> None:
     """Loop without data in the style of nanoGPT; the next batch may wait in a variable.
 
     Args:
         job: this life.
-        how: "tracked": the batch that waits is; "generator": other things are; "untracked": nothing is; "stateless": the batch
-            is drawn in the turn that uses it.
+        how: "tracked": the batch that waits is; "untracked": it is not; "stateless": it is drawn in the turn that uses it.
         declares_late: whether that is said by the last process only.
     """
     it = Small(job, layers.BatchNormalization)
     waiting = Waiting()
     if job.run is not None:
-        others = {"tracked": {"waiting": waiting}, "generator": {"draws": np.random.default_rng(1), "best": Best()}}
-        it.optimizer.track(**others.get(how, {})).recover()
+        it.optimizer.track(**({"waiting": waiting} if how == "tracked" else {})).recover()
     is_known = how == "tracked" or (how == "stateless" and (job.death is None or not declares_late))
     for _ in it.turns(stateless=is_known):
         it.step_on(waiting.draw() if how == "stateless" else waiting.rows)
@@ -327,34 +221,22 @@ def remember(job: Job) -> None:
     it.keep(history=[state.best, list(state.last), mean, str(state.mean.dtype)])
 
 
-def count(job: Job, how: str) -> None:
-    """Train at a rate that depends on the number of the batch, and sum losses up in an attribute that each epoch sets to 0."""
+def count(job: Job) -> None:
+    """Train at a rate that depends on the number of the batch, and sum losses up."""
     it = Small(job, optimizer=keras.optimizers.SGD(1e-2))
-    data = it.x, it.y
-    state = it.optimizer.remember(total=0.0, history=[])
+    state = it.optimizer.remember(total=0.0)
     it.optimizer.recover()
-
-    def train_on(number: int, batch: Any) -> None:
+    for number, batch in it.optimizer.batches((it.x, it.y), until=3 * ROWS // 8, batch_size=8, enumerate=True):
         it.plain.learning_rate = 0.01 * (1 + number)
         state.total += it.step(*batch)
-
-    if how == "run":
-        for number, batch in it.optimizer.batches(data, until=3 * ROWS // 8, batch_size=8, enumerate=True):
-            train_on(number, batch)
-    for epoch in it.optimizer.epochs(3, data if how == "epoch" else None, batch_size=8) if how != "run" else ():
-        state.total = 0.0
-        batches = epoch.enumerate() if how == "epoch" else it.optimizer.batches(data, batch_size=8, enumerate=True)
-        for number, batch in batches:
-            train_on(number, batch)
-        state.history.append(state.total)
-    it.keep(history=[state.total, *state.history])
+    it.keep(history=[state.total])
 
 
 class Drawing:
-    """Batches at random places, from a generator of its own or from numpy's global one; each pass has four."""
+    """Batches at random places, from a generator of its own; each pass has four."""
 
-    def __init__(self, *, draws_of_its_own: bool) -> None:
-        self.draws: Any = np.random.default_rng(6) if draws_of_its_own else np.random.mtrand._rand
+    def __init__(self) -> None:
+        self.draws = np.random.default_rng(6)
 
     def __iter__(self) -> Any:
         x, y = arrays()
@@ -363,11 +245,10 @@ class Drawing:
             yield x[rows], y[rows]
 
 
-def iterate(job: Job, how: str) -> None:
+def iterate(job: Job) -> None:
     """Train on an iterable of the script's own, in epochs."""
     it = Small(job)
-    data = Drawing(draws_of_its_own=how == "draws of its own")
-    for epoch in it.optimizer.epochs(3, data, stateless=how == "stateless"):
+    for epoch in it.optimizer.epochs(3, Drawing()):
         for batch in epoch:
             it.step(*batch)
     it.keep()
@@ -392,42 +273,25 @@ def sequence(job: Job, last: int = 2) -> None:
     it.keep()
 
 
-def left(job: Job, limit: int, kind: str = "epochs", to: int | None = None) -> None:
-    """Leave the first loop after so many steps of the run, by `break`; then train two epochs.
-
-    Args:
-        job: this life.
-        limit: number of steps, of a life that is killed.
-        kind: of the first loop: "epochs" or "batches".
-        to: number of steps of a life that is not killed.
-    """
+def left(job: Job, limit: int) -> None:
+    """Leave the first loop after so many steps of the run, by `break`; then train two epochs."""
     it = Small(job, lambda: layers.Dropout(0.2), seed=5)
-    limit = limit if job.death is not None or to is None else to
     state = it.optimizer.remember(count=0)
     it.optimizer.recover()
     data = it.x[:24], it.y[:24]
-
-    def step(batch: Any) -> None:
-        it.step(*batch)
-        state.count += 1
-
-    if kind == "epochs":
-        for epoch in it.optimizer.epochs(4, data, batch_size=8):
+    for epoch in it.optimizer.epochs(4, data, batch_size=8):
+        if state.count >= limit:
+            break
+        for batch in epoch:
+            it.step(*batch)
+            state.count += 1
             if state.count >= limit:
                 break
-            for batch in epoch:
-                step(batch)
-                if state.count >= limit:
-                    break
-    else:
-        for batch in it.optimizer.batches(data, 12, batch_size=8):
-            if state.count >= limit:
-                break
-            step(batch)
     it.optimizer.learning_rate = 0.01
     for epoch in it.optimizer.epochs(2, data, batch_size=8):
         for batch in epoch:
-            step(batch)
+            it.step(*batch)
+            state.count += 1
     it.keep(count=state.count)
 
 
@@ -446,20 +310,6 @@ def stop(job: Job, how: str, steps: int = 7) -> None:
         it.keep()
 
 
-def third_batches(job: Job, last: int | None = None) -> None:
-    """Train four epochs that are left at their third batch; leave the loop over epochs behind number `last`."""
-    it = Small(job, seed=5)
-    print(f"TranLogs: {it.optimizer.recover()}")
-    for epoch in it.optimizer.epochs(4, (it.x[:48], it.y[:48]), batch_size=8, shuffle=True):
-        for i, batch in epoch.enumerate():
-            job.print(int(epoch), i, it.step(*batch))
-            if i == 2:
-                break
-        if epoch == last:
-            break
-    it.keep()
-
-
 def warm_up(job: Job, steps: int) -> None:
     """Take steps outside of all loops, then some in a loop."""
     it = Small(job, optimizer=keras.optimizers.SGD(1e-2), checkpoint_every=1000)
@@ -473,15 +323,15 @@ def warm_up(job: Job, steps: int) -> None:
     it.keep()
 
 
-def outside(job: Job, left: int | None = None) -> None:
-    """Take nine turns, or leave the loop in an earlier one, and then steps outside of all loops, 14 in all."""
+def outside(job: Job) -> None:
+    """Leave a loop of nine turns behind its fifth, and take steps outside of all loops then, 14 in all."""
     it = Small(job)
     for turn in it.turns(9, stateless=True):
         it.step_on(np.arange(turn, turn + 8))
-        if turn == left:
+        if turn == 4:
             break
-    while (done := int(it.plain.iterations)) < 14:
-        it.step_on(np.arange(done, done + 8))
+    while int(it.plain.iterations) < 14:
+        it.step_on(np.arange(8) + int(it.plain.iterations))
     it.keep()
 
 
@@ -555,3 +405,111 @@ def change(job: Job, changes: tuple[str, ...] = (), at: int = -1, resumes: bool 
             job.print("again" if it.optimizer.is_recomputing else "new")
             it.optimizer._run.resources.journal.wait_checkpoint()  # that of the turn before, on which the next life builds
     it.keep(history=[state.scale, state.last])
+
+
+# Wrong uses, and values that no loop can keep, each with what it says.
+
+
+class Holder:
+    """Has a state that only pickle could store."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": object()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("its state was never stored")
+
+
+def _said(acts: dict[str, Any]) -> dict[str, str]:
+    return dict(zip(acts, said_of(*acts.values()), strict=True))
+
+
+def refusals(run: str) -> dict[str, str]:
+    """Return the message of each wrong use."""
+    adam, model, other = keras.optimizers.Adam(), classifier(), classifier()
+    found = _said({"no optimizer": lambda: LoggedOptimizer("adam", f"{run}/a", model)})
+    found |= _said({"no model": lambda: LoggedOptimizer(adam, f"{run}/b", None)})
+    if keras.backend.backend() == "jax":
+        return found
+    logged = LoggedOptimizer(adam, f"{run}/c", model)
+    logged.track(numbers=np.random.default_rng(0))
+    gradients = [np.zeros(v.shape, "float32") for v in other.trainable_variables]
+    found |= _said(
+        {
+            "wrapped twice": lambda: LoggedOptimizer(logged, f"{run}/d", model),
+            "logged already": lambda: LoggedOptimizer(adam, f"{run}/e", model),
+            "tracked": lambda: logged.track(thing=object()),
+            "tracked, unstorable": lambda: logged.track(holder=Holder()),
+            "tracked twice": lambda: logged.track(numbers=np.random.default_rng(1)),
+            "other variables": lambda: logged.apply(gradients, other.trainable_variables),
+            "no bound": lambda: next(iter(logged.batches(arrays(), batch_size=4))),
+            "range": lambda: logged.epochs(range(1, 4), arrays(), batch_size=4),
+            "nested": lambda: [list(logged.steps(2)) for _ in logged.steps(2)],
+        }
+    )
+    logged.close()
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    found |= _said({"unbuilt": lambda: LoggedOptimizer(keras.optimizers.Adam(), f"{run}/f", unbuilt).recover()})
+    return found | (_of_the_other_integration(adam, model, run) if keras.backend.backend() == "torch" else {})
+
+
+def _of_the_other_integration(adam: Any, model: Any, run: str) -> dict[str, str]:
+    import torch
+
+    import tranlogs_torch
+
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    return _said(
+        {
+            "torch's given to Keras's": lambda: LoggedOptimizer(sgd, f"{run}/g", model),
+            "Keras's given to torch's": lambda: tranlogs_torch.LoggedOptimizer(adam, f"{run}/h"),
+            "a nested one of Keras's": lambda: tranlogs_torch.LoggedOptimizer(scaled, f"{run}/i"),
+        }
+    )
+
+
+def values(run: str) -> list[str]:
+    """Return what is said of values that cannot be remembered or tracked."""
+    model = classifier()
+    optimizer = LoggedOptimizer(keras.optimizers.SGD(1e-2), run, model, segment_bytes=1 << 20)
+    itself: dict[str, Any] = {"a": []}
+    itself["a"].append(itself)
+    best = Waiting()
+    best.state_dict = lambda: itself  # type: ignore[method-assign]
+    state = optimizer.remember(x=0)
+    found = said_of(
+        lambda: optimizer.remember(replay=[1, {"fn": lambda: 1}]),
+        lambda: setattr(state, "x", itself),
+        lambda: setattr(state, "x", [np.empty(1 << 24)]),
+        lambda: optimizer.remember(layer=model.layers[1]),
+        lambda: optimizer.remember(seeds=(keras.random.SeedGenerator(1),)),
+        lambda: optimizer.track(best=best),
+        lambda: (optimizer.recover(), optimizer.remember(late=1)),
+    )
+    optimizer.close()
+    return found
+
+
+def renamed(run: str) -> list[str]:
+    """Return the notes of a run that goes on with a generator tracked under another name."""
+    notes: list[str] = []
+    for name, until in (("noise", 3), ("dropout", 5)):
+        model, numbers = classifier(), np.random.default_rng(0)
+        logged = LoggedOptimizer(keras.optimizers.SGD(), run, model, segment_bytes=1 << 20)
+        logged.track(**{name: numbers})
+        for _ in logged.batches(arrays(), until=until, batch_size=4):
+            numbers.random()
+            logged.apply([keras.ops.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+        assert logged.report.exact is None or name == "noise"
+        notes = logged.report.notes
+        logged.close()
+    return notes
+
+
+def begin(run: str) -> str:
+    """Return the report of a new run."""
+    optimizer = LoggedOptimizer(keras.optimizers.Adam(1e-2), run, classifier(), checkpoint_every=4)
+    report = str(optimizer.recover())
+    optimizer.close()
+    return report

@@ -223,3 +223,130 @@ def bits(*models: Any) -> list[bytes]:
     """Return the values of all variables of models and of their optimizers."""
     variables = [v for model in models for v in [*model.variables, *model.optimizer.variables]]
     return [np.asarray(keras.ops.convert_to_numpy(v)).tobytes() for v in variables]
+
+
+# Train steps of their own, in the style of keras.io's examples.
+
+ops = keras.ops
+LATENT = 6
+
+
+class GAN(keras.Model):
+    """DCGAN: `super().compile()` leaves a default optimizer that trains nothing; two others are built by the first step."""
+
+    clip: float | None = None
+    steps_of_discriminator = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        dense, batch_norm, dropout = layers.Dense, layers.BatchNormalization(), layers.Dropout(0.2)
+        self.generator = keras.Sequential([keras.Input((LATENT,)), dense(12), batch_norm, layers.ReLU(), dense(64)])
+        self.discriminator = keras.Sequential([keras.Input((64,)), dense(12), layers.LeakyReLU(), dropout, dense(1)])
+        self.seeds = keras.random.SeedGenerator(7)
+        self.built = True
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+        self.d_metric = keras.metrics.Mean(name="d_loss")
+        self.g_metric = keras.metrics.Mean(name="g_loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.d_metric, self.g_metric]
+
+    def d_loss(self, real: Any, fake: Any) -> Any:
+        return ops.mean(ops.softplus(-self.discriminator(real))) + ops.mean(ops.softplus(self.discriminator(fake)))
+
+    def train_step(self, data: Any) -> Any:
+        real = data[0] if isinstance(data, (tuple, list)) else data
+        for _ in range(self.steps_of_discriminator):
+            noise = keras.random.normal((ops.shape(real)[0], LATENT), seed=self.seeds)
+            fake = ops.stop_gradient(self.generator(noise))
+            weights = self.discriminator.trainable_weights
+            d_loss, gradients = gradients_of(lambda f=fake: self.d_loss(real, f), weights)
+            self.d_optimizer.apply_gradients(zip(gradients, weights))
+            if self.clip is not None:
+                for weight in weights:
+                    weight.assign(ops.clip(weight, -self.clip, self.clip))
+            self.d_metric.update_state(d_loss)
+        weights = self.generator.trainable_weights
+        g_loss, gradients = gradients_of(
+            lambda n=noise: ops.mean(ops.softplus(-self.discriminator(self.generator(n)))), weights
+        )
+        self.g_optimizer.apply_gradients(zip(gradients, weights))
+        self.g_metric.update_state(g_loss)
+        return {"d_loss": self.d_metric.result(), "g_loss": self.g_metric.result()}
+
+
+class WGAN(GAN):
+    """WGAN: weights are clipped between the updates, of which the critic has two in each step."""
+
+    clip = 0.1
+    steps_of_discriminator = 2
+
+    def d_loss(self, real: Any, fake: Any) -> Any:
+        return ops.mean(self.discriminator(fake)) - ops.mean(self.discriminator(real))
+
+
+class WarmedUp(GAN):
+    """The generator is trained once the discriminator has had four steps: its optimizer is built in the middle of the run."""
+
+    def train_step(self, data: Any) -> Any:
+        if int(self.d_optimizer.iterations) >= 4:
+            return super().train_step(data)
+        weights = self.discriminator.trainable_weights
+        loss, gradients = gradients_of(lambda: self.d_loss(data, 0 * data), weights)
+        self.d_optimizer.apply_gradients(zip(gradients, weights))
+        self.d_metric.update_state(loss)
+        return {"d_loss": self.d_metric.result(), "g_loss": self.g_metric.result()}
+
+
+class Named(keras.Model):
+    """Reports the loss of the last batch as "my_loss", in the form that Keras' guide to train steps on JAX has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def loss_and_updates(self, trainable: Any, others: Any, x: Any) -> Any:
+        found, others = self.stateless_call(trainable, others, x)
+        return ops.mean(ops.square(found - x[:, :1])), others
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        import jax
+
+        trainable, others, owned, metrics = state
+        (loss, others), gradients = jax.value_and_grad(self.loss_and_updates, has_aux=True)(trainable, others, data[0])
+        trainable, owned = self.optimizer.stateless_apply(owned, gradients, trainable)
+        return {"my_loss": loss}, (trainable, others, owned, metrics)
+
+
+def made_own(style: str, x: Any) -> Any:
+    """Return a compiled model with a train step of its own."""
+    keras.utils.set_random_seed(5)
+    if style == "named":
+        model: Any = Named()
+        model(x[:8])
+        model.compile(keras.optimizers.Adam(0.01))
+        model.optimizer.build(model.trainable_variables)
+        return model
+    model = WGAN() if style == "wgan" else WarmedUp()
+    model.compile(keras.optimizers.Adam(0.01, beta_1=0.5), keras.optimizers.RMSprop(0.01))
+    return model
+
+
+class Sampling(layers.Layer):
+    """Adds noise by tf.random."""
+
+    def __init__(self, seed: int | None) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def call(self, inputs: Any) -> Any:
+        import tensorflow as tf
+
+        return inputs + tf.random.normal(tf.shape(inputs), seed=self.seed)

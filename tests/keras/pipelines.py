@@ -29,10 +29,8 @@ def doubled(x: Any) -> Any:
 
 
 FINITE: dict[str, Callable[[], Any]] = {
-    "shuffle": lambda: rows().shuffle(9, seed=3).batch(4),
     "shuffle, prefetch": lambda: rows().shuffle(9, seed=3).batch(4).prefetch(2),
     "shuffle of all": lambda: rows().shuffle(100, seed=3).batch(4).prefetch(2),
-    "shuffle, repeat(2)": lambda: rows().shuffle(9, seed=3).repeat(2).batch(4),
     "shuffle, repeat(2), prefetch": lambda: rows().shuffle(9, seed=3).repeat(2).batch(4).prefetch(3),
     "repeat(2), shuffle": lambda: rows().repeat(2).shuffle(9, seed=3).batch(4).prefetch(2),
     "batch, repeat(2)": lambda: rows().shuffle(9, seed=3).batch(5).repeat(2).prefetch(2),
@@ -41,19 +39,14 @@ FINITE: dict[str, Callable[[], Any]] = {
     "interleave": lambda: rows().shuffle(9, seed=3).interleave(twice, cycle_length=3).batch(4).prefetch(2),
     "zip": lambda: tf.data.Dataset.zip(rows().shuffle(9, seed=3), rows().shuffle(8, seed=5)).batch(4).prefetch(2),
     "cache": lambda: rows().cache().shuffle(9, seed=3).batch(4).prefetch(2),
-    "two shuffles": lambda: rows().shuffle(9, seed=3).shuffle(5, seed=4).batch(4).prefetch(2),
     "shuffle, batch, shuffle": lambda: rows().shuffle(9, seed=3).batch(4).shuffle(2, seed=4),
-    "shuffle, repeat(2), shuffle": lambda: rows().shuffle(9, seed=3).repeat(2).shuffle(7, seed=4).batch(4).prefetch(2),
     "shuffled once": lambda: rows().shuffle(9, seed=3, reshuffle_each_iteration=False).batch(4).prefetch(2),
 }
 ENDLESS: dict[str, Callable[[], Any]] = {
-    "shuffle, repeat": lambda: rows().shuffle(9, seed=3).repeat().batch(4),
     "shuffle, repeat, prefetch": lambda: rows().shuffle(9, seed=3).repeat().batch(4).prefetch(2),
     "shuffle of all, repeat": lambda: rows().shuffle(100, seed=3).repeat().batch(5).prefetch(tf.data.AUTOTUNE),
     "repeat, shuffle": lambda: rows().repeat().shuffle(9, seed=3).batch(4).prefetch(2),
     "batch, repeat": lambda: rows().shuffle(9, seed=3).batch(5).repeat().prefetch(2),
-    "batch, repeat, no prefetch": lambda: rows().shuffle(9, seed=3).batch(5).repeat(),
-    "two shuffles, repeat": lambda: rows().shuffle(9, seed=3).shuffle(5, seed=4).repeat().batch(4).prefetch(2),
     "interleave, repeat": lambda: rows().shuffle(9, seed=3).interleave(twice, cycle_length=3).repeat().batch(5),
 }
 

@@ -1,4 +1,5 @@
-"""What other callbacks of a fit write and keep comes back, or is named."""
+"""What other callbacks of a fit write and keep comes back, or is named: the newest unit before a crash is computed again, and
+equals its record, or what differs is named. (Equal units are in every proof of this folder.)"""
 
 from __future__ import annotations
 
@@ -8,35 +9,25 @@ from typing import Any
 import pytest
 
 from tests.keras.lab import Lab
-from tests.keras.proof import Place, prove_exact, resume_killed, run_killed, run_whole, whole_of
+from tests.keras.proof import Place, kill, prove_exact, resume_killed, run_killed, run_whole, whole_of
 from tests.kills.judge import Expected
-from tests.support import campaign
 from tranlogs.training.recheck_messages import name_missing_unit
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize(
-    ("backend", "beside", "arguments"),
+    ("beside", "arguments"),
     [
-        ("torch", ["schedule", "batch-rate", "collecting", "losses", "noise"], {}),
-        ("torch", ["clamp"], {}),
-        campaign.in_soak("torch", ["thaw"], {"model": "sparse"}),  # tests/keras/test_steps.py writes frozen weights
-        ("torch", ["ema"], {"optimizer": "adam-ema", "validation": True}),
-        *(campaign.in_soak("tensorflow", [one], {"model": "line"}) for one in ("clamp", "batch-rate", "noise", "collecting")),
-        campaign.in_soak("tensorflow", ["clamp", "thaw"], {"model": "sparse"}),
-        campaign.in_soak("tensorflow", ["ema"], {"optimizer": "adam-ema", "model": "line"}),
+        (["schedule", "batch-rate", "collecting", "losses", "noise"], {}),
+        (["clamp"], {}),
+        (["ema"], {"optimizer": "adam-ema", "validation": True}),
     ],
-    indirect=["backend"],
     ids=str,
 )
-def test_what_they_write_and_keep_comes_back(
-    backend: Lab, beside: list[str], arguments: dict[str, Any], tmp_path: Path
-) -> None:
-    """Killed in the middle of an epoch, at its end before the callback's own turn, and in a batch of the next one."""
-    places: list[Place] = [["batch", 13], ["before", 1], ["batch", 3]]
-    count = 3 if backend.backend == "torch" and (len(beside) > 2 or campaign.is_soak()) else 2
-    prove_exact(backend, "fits:fit", tmp_path, places[:count], beside=beside, by_batch=True, **arguments)
+def test_what_they_write_and_keep_comes_back(beside: list[str], arguments: dict[str, Any], torch: Lab, tmp_path: Path) -> None:
+    """Killed in the middle of an epoch, and at its end before the callback's own turn."""
+    prove_exact(torch, "fits:fit", tmp_path, [["batch", 13], ["before", 1]], beside=beside, by_batch=True, **arguments)
 
 
 def test_early_stopping_ends_the_run_for_good_with_the_best_weights(torch: Lab, tmp_path: Path) -> None:
@@ -47,20 +38,15 @@ def test_early_stopping_ends_the_run_for_good_with_the_best_weights(torch: Lab, 
     again.heard.demand_end()
 
 
-@pytest.mark.parametrize(
-    ("backend", "places"),
-    [
-        ("torch", [["between", 1], ["batch", 1], ["batch", 11]]),  # in the first batch of the second fit, then of the third one
-        campaign.in_soak("tensorflow", [["batch", 11], ["batch", 11]]),
-        campaign.in_soak("jax", [["batch", 11], ["batch", 11]]),
-    ],
-    indirect=["backend"],
-    ids=str,
-)
-def test_callbacks_that_fits_share_go_on_where_a_later_fit_had_begun(backend: Lab, places: list[Place], tmp_path: Path) -> None:
+def test_callbacks_that_fits_share_go_on_where_a_later_fit_had_begun(torch: Lab, tmp_path: Path) -> None:
     """What the fits before have changed is state. In the first batch of a fit there is no unit that could prove a resume."""
     expected = Expected(unproven=name_missing_unit(is_logged=True))
-    prove_exact(backend, "fits:shared_callbacks", tmp_path, places, expected=expected)
+    places: list[Place] = [
+        ["between", 1],
+        ["batch", 1],
+        ["batch", 11],
+    ]  # before and in the second fit, and in the third
+    prove_exact(torch, "fits:shared_callbacks", tmp_path, places, expected=expected)
 
 
 @pytest.mark.parametrize("beside", ["meter", "meter that stands still"])
@@ -70,28 +56,23 @@ def test_an_object_that_cannot_be_stored_is_named_if_it_changes(beside: str, tor
     assert resumed.exact is (None if beside == "meter" else True)
 
 
-def test_state_that_cannot_be_told_leaves_fit_running_and_is_named(torch: Lab, tmp_path: Path) -> None:
-    found = run_whole(torch, "fits:fit", tmp_path, beside=["cyclic"])
-    assert found.of("model") == whole_of(torch, "fits:fit", tmp_path / "plain").of("model")
-    assert any("Cyclic.held has changed, and is of a kind that cannot be stored" in note for note in found.notes)
+def test_state_that_cannot_be_stored_leaves_fit_running_and_is_named(torch: Lab, tmp_path: Path) -> None:
+    """Of a callback, and of the data."""
+    found = run_whole(torch, "fits:fit", tmp_path, beside=["cyclic"], data="numbered-unstorable")
+    for name in ("Cyclic.held", "Unstorable.held"):
+        assert any(f"{name} has changed, and is of a kind that cannot be stored" in note for note in found.notes), found.notes
     assert found.exact is None
+    assert found.of("model") == whole_of(torch, "fits:fit", tmp_path / "plain", data="numbered").of("model")
 
 
-def test_an_object_that_cannot_be_read_leaves_fit_running_to_its_end(torch: Lab, tmp_path: Path) -> None:
-    plain = run_whole(torch, "fits:fit", tmp_path / "plain", data="numbered")
-    found = run_whole(torch, "fits:fit", tmp_path / "found", data="numbered-unreadable")
+@pytest.mark.parametrize("fault", [{"data": "numbered-unreadable"}, {"fails": "log.before_commit=eio@9+"}], ids=str)
+def test_an_object_that_cannot_be_read_and_a_failing_disk_leave_fit_running(
+    fault: dict[str, str], torch: Lab, tmp_path: Path
+) -> None:
+    found = run_whole(torch, "fits:fit", tmp_path / "found", **({"data": "numbered"} | fault))
     assert any("logging is suspended" in text for text in found.heard.warnings)
+    plain = whole_of(torch, "fits:fit", tmp_path, data="numbered")
     assert (found.of("model"), found.of("history")) == (plain.of("model"), plain.of("history"))
-
-
-@pytest.mark.parametrize(
-    "fails",
-    ["log.before_commit=eio@9+", campaign.in_soak("log.write=enospc@5"), campaign.in_soak("checkpoint.state=enospc@2+")],
-)
-def test_a_failing_disk_leaves_fit_running(fails: str, torch: Lab, tmp_path: Path) -> None:
-    found = run_whole(torch, "fits:fit", tmp_path, fails=fails)
-    assert found.heard.warnings
-    assert found.of("model") == whole_of(torch, "fits:fit", tmp_path / "plain").of("model")
 
 
 def test_a_list_of_the_module_that_a_callback_appends_to_is_named(torch: Lab, tmp_path: Path) -> None:
@@ -145,3 +126,44 @@ def test_a_finished_run_trains_nothing_and_more_epochs_go_on(torch: Lab, tmp_pat
     again.heard.demand_end()
     more = run_whole(torch, "fits:fit", tmp_path / "run", epochs=3, **about)
     assert more.differences(run_whole(torch, "fits:fit", tmp_path / "whole", epochs=3, **about)) == []
+
+
+# The unit that is computed again.
+
+
+def test_a_counter_that_sets_the_learning_rate_is_named_and_no_step_is_lost(torch: Lab, tmp_path: Path) -> None:
+    about: dict[str, Any] = {"beside": ["global-rate"], "model": "line"}
+    found = resume_killed(torch, "fits:fit", tmp_path, [["batch", 13]], **about)
+    assert (found.exact, found.recheck, found.step) == (False, "different", 12)
+    note = next(note for note in found.notes if "was computed again" in note)
+    assert "(step 12) was computed again, and optimizer/optimizer/adam/learning_rate differs from the record by up to" in note
+    assert "keep it as an attribute of a callback" in note
+    verified = torch.ask("verify", tmp_path / "killed/run", "--replay")
+    (replayed,) = verified["ranks"][0]["replays"]
+    assert verified["problems"] == []
+    assert (replayed["step"], replayed["exact"]) == (30, True), "each step follows from the one before"
+
+
+def test_times_that_a_callback_measures_are_told_from_other_state(torch: Lab, tmp_path: Path) -> None:
+    found = resume_killed(torch, "fits:fit", tmp_path, [["batch", 6]], beside=["timing"])
+    assert (found.exact, found.recheck) == (None, "different")
+    assert "callback.Timing.times" in found.notes[0]
+    assert "All else is equal" in found.notes[0]
+
+
+def test_callbacks_that_a_script_drops_and_adds_are_not_compared(torch: Lab, tmp_path: Path) -> None:
+    kill(torch, "fits:fit", tmp_path, ["batch", 6], beside=["counting"])
+    found = run_whole(torch, "fits:fit", tmp_path, beside=["timing"])
+    assert (found.exact, found.recheck) == (True, "equal")
+
+
+def test_without_a_recheck_recovery_lands_on_the_newest_boundary(torch: Lab, tmp_path: Path) -> None:
+    found = resume_killed(torch, "fits:fit", tmp_path, [["batch", 6]], options={"recheck": False})
+    assert (found.exact, found.recheck, found.step) == (True, "", 5)
+
+
+def test_a_fit_that_is_over_is_not_computed_again(torch: Lab, tmp_path: Path) -> None:
+    found = resume_killed(torch, "fits:fit", tmp_path, [["end", 1]])
+    assert found.recheck == "equal", "killed before its end was recorded"
+    found = run_whole(torch, "fits:fit", tmp_path / "killed", epochs=4)
+    assert (found.exact, found.recheck, found.step) == (True, "", 30)

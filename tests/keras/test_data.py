@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.keras.lab import Lab
-from tests.keras.proof import demand_deviation, prove_exact, resume_killed, run_killed
+from tests.keras.proof import Place, demand_deviation, prove_exact, run_killed
 from tests.support import campaign
 
 pytestmark = pytest.mark.crash
@@ -34,10 +33,9 @@ def test_a_pipeline_that_cannot_be_brought_back_is_named(tensorflow: Lab) -> Non
     assert {name: said for name, said in found.items() if words[name] not in said} == {}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "batches", "executions"),
-    [("jax", 7, 1), ("jax", 15, 1), ("jax", 31, 8), ("tensorflow", 15, 4)],
+    [("tensorflow", 15, 4), campaign.in_soak("jax", 7, 1), campaign.in_soak("jax", 31, 8)],
     indirect=["backend"],
 )
 def test_the_attempt_that_finds_the_data_at_their_end_is_no_step(
@@ -48,13 +46,6 @@ def test_the_attempt_that_finds_the_data_at_their_end_is_no_step(
     about = {"batches": batches, "executions": executions}
     last = prove_exact(backend, "fits:of_unknown_length", tmp_path, [["batch", place]], **about)
     assert last.printed == [str(3 * batches)]
-
-
-@pytest.mark.sampled(0)
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
-def test_weights_that_are_written_where_the_data_end_are_logged(backend: Lab, tmp_path: Path) -> None:
-    about: dict[str, Any] = {"batches": 7, "log": "weights", "shrinks": True}
-    prove_exact(backend, "fits:of_unknown_length", tmp_path, [["batch", 9]], **about)
 
 
 def test_validation_on_some_of_the_arrays_comes_back(torch: Lab, tmp_path: Path) -> None:
@@ -89,23 +80,20 @@ def test_on_jax_a_batch_is_made_while_the_step_before_is_computed(jax: Lab, tmp_
     assert found[:5] == ["made", "made", "end", "made", "end"]
 
 
-@pytest.mark.parametrize("backend", ["torch", campaign.in_soak("tensorflow"), campaign.in_soak("jax")], indirect=True)
-def test_each_pass_of_a_loop_reads_its_arrays_as_they_are_now(backend: Lab) -> None:
-    assert backend.value("inside.passes_over_changed_arrays") == [sum(range(12)), sum(range(12)) + 12 * 100]
+def test_each_pass_of_a_loop_reads_its_arrays_as_they_are_now(torch: Lab) -> None:
+    assert torch.value("inside.passes_over_changed_arrays") == [sum(range(12)), sum(range(12)) + 12 * 100]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("backend", "kind"),
-    [("torch", "PyDataset"), ("torch", "DataLoader"), ("tensorflow", "tf.data"), campaign.in_soak("jax", "tf.data")],
+    ("backend", "kind", "places"),
+    [
+        ("torch", "PyDataset", [["boundary.after", 9]]),
+        ("torch", "DataLoader", [["batch", 10], ["batch", 8]]),
+        ("torch", "tf.data", [["batch", 21]]),
+        *(campaign.in_soak(backend, "tf.data", [["boundary.after", 10]]) for backend in ("tensorflow", "jax")),
+    ],
     indirect=["backend"],
 )
-@pytest.mark.parametrize("place", [["boundary.after", 9], ["boundary.after", 10], ["batch", 10], ["batch", 17], ["batch", 21]])
-def test_a_data_set_that_shuffles_goes_on_from_fit_to_fit(backend: Lab, tmp_path: Path, kind: str, place: list[Any]) -> None:
+def test_a_data_set_that_shuffles_goes_on_from_fit_to_fit(backend: Lab, kind: str, places: list[Place], tmp_path: Path) -> None:
     """The first kill is behind the first fit, which then trains nothing: it takes its passes all the same."""
-    prove_exact(backend, "fits:shared_data", tmp_path, [place], kind=kind)
-
-
-def test_a_data_set_that_comes_to_hold_what_cannot_be_stored_is_named(torch: Lab, tmp_path: Path) -> None:
-    found = resume_killed(torch, "fits:fit", tmp_path, [], data="numbered-unstorable")
-    assert any("Unstorable.held has changed, and is of a kind that cannot be stored" in note for note in found.notes)
+    prove_exact(backend, "fits:shared_data", tmp_path, places, kind=kind)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,28 +27,13 @@ except SystemExit as end:
 """
 
 
-def cli(*arguments: str, **variables: str) -> dict[str, Any]:
-    """A command in a process of its own, on whatever backend the run names."""
-    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"} | variables
-    command = [COMMAND, *arguments, "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("backend", "jit"),
-    [("torch", False), campaign.in_soak("tensorflow", False), campaign.in_soak("jax", True)],
-    indirect=["backend"],
-)
-def test_weights_that_load_weights_reads(backend: Lab, jit: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["torch", campaign.in_soak("tensorflow"), campaign.in_soak("jax")], indirect=True)
+def test_weights_that_load_weights_reads(backend: Lab, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.weights.h5"
-    kill(backend, "fits:fit", tmp_path, ["batch", 13], compiled={"jit_compile": jit})
+    kill(backend, "fits:fit", tmp_path, ["batch", 13], compiled={"jit_compile": backend.backend == "jax"})
     told = backend.ask("replay", run, "--out", out)
     assert (told["step"], told["exact"]) == (12, True)
-    loaded = backend.value("inside.from_weights", path=str(out), run=str(run), jit=jit)
-    assert loaded == {"optimizer_step": 12, "same_as_resumed": True}
+    assert backend.value("inside.from_weights", path=str(out), run=str(run)) == {"optimizer_step": 12, "same_as_resumed": True}
 
 
 def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> None:
@@ -72,13 +56,26 @@ def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> N
         assert said in " ".join((err + out).split())
 
 
-def test_another_setting_of_xla_under_which_all_steps_are_equal_is_no_doubt(jax: Lab, tmp_path: Path) -> None:
-    """The command finds the backend by itself."""
+def test_another_setting_of_xla_under_which_all_steps_are_equal_is_no_doubt(
+    jax: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kill(jax, "fits:fit", tmp_path, ["batch", 5], compiled={"jit_compile": True})
-    (rank,) = cli("verify", str(tmp_path / "run"), "--replay", XLA_FLAGS="--xla_cpu_enable_fast_min_max=false")["ranks"]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=false")
+    (rank,) = jax.ask("verify", tmp_path / "run", "--replay")["ranks"]
     (replayed,) = rank["replays"]
     assert (replayed["replayed"], replayed["exact"]) == (4, True)
     assert any("XLA_FLAGS differs" in note for note in replayed["notes"])
+
+
+@pytest.mark.soak
+def test_the_command_finds_the_backend_by_itself(jax: Lab, tmp_path: Path) -> None:
+    """In a process of its own, on whatever backend the run names."""
+    kill(jax, "fits:fit", tmp_path, ["batch", 5], compiled={"jit_compile": True})
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    command = [COMMAND, "verify", str(tmp_path / "run"), "--replay", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["ranks"][0]["replays"][0]["exact"] is True
 
 
 def test_constraints_and_what_weight_decay_leaves_out_are_known_without_the_script(torch: Lab, tmp_path: Path) -> None:

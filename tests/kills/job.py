@@ -38,7 +38,7 @@ from tranlogs.training.restarts import script_frames
 
 # What a script has of the harness is not its own: its counters are not named as values that start over.
 script_frames.OURS.update(("tests.kills", "tests.support", "tests.torch.lab", "tests.public.keras.proof"))
-script_frames.OURS.update(("tests.keras.lab", "tests.keras.server", "tests.public.torch.test_scripts"))
+script_frames.OURS.update(("tests.keras.lab", "tests.public.torch.test_scripts"))
 
 Script = Callable[["Job"], None]
 Outcome = dict[str, Any]  # path -> something with ==

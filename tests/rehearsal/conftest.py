@@ -71,26 +71,6 @@ time.sleep(300)
 name = input("name of the experiment: ")
 print(name)
 """,
-    "fails_again.py": """\
-'''Cannot be started twice: its output folder must not exist.'''
-
-import os
-
-import torch
-
-from tranlogs_torch import LoggedOptimizer
-
-os.mkdir("output")
-torch.manual_seed(0)
-model = torch.nn.Linear(2, 1)
-optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), run="runs/again", model=model)
-optimizer.recover()
-for _ in optimizer.steps(until=100, stateless=True):
-    optimizer.zero_grad()
-    model(torch.randn(4, 2)).square().mean().backward()
-    optimizer.step()
-optimizer.close()
-""",
     "not_wrapped.py": """\
 '''A loop that does not use the library: it saves what it has learned, and never loads it.'''
 
@@ -142,7 +122,7 @@ def rehearse(tmp_path: Path) -> Rehearse:
     """Rehearse a script; print the verdict, and demand that nothing is left of the rehearsal."""
     folder, scratch = tmp_path / "project", tmp_path / "scratch"
 
-    def call(script: str, *options: str, start: tuple[str, ...] = ()) -> Rehearsed:
+    def call(script: str, *options: str, start: tuple[str, ...] = (), kind: str | None = None) -> Rehearsed:
         folder.mkdir()
         scratch.mkdir()
         if script in SCRIPTS:
@@ -151,6 +131,7 @@ def rehearse(tmp_path: Path) -> Rehearse:
             shutil.copy(Path(__file__).parent / "scripts" / script, folder)
         before = sorted(folder.iterdir())
         command = ["--seed", "3", "--json", *options, "--", sys.executable, *start, script]
+        command += [] if kind is None else [kind]
         code = wait_for(begin(folder, scratch, command, tmp_path / "said"))
         said = (tmp_path / "said").read_text()
         assert said, (tmp_path / "said.err").read_text()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import disks
 from tests.support.launcher import environment
 from tranlogs.rehearsal.processes import WorkingFolder, can_mount, find_changed, remove, stamp_files
 from tranlogs.training.rehearsed_process import VARIABLE, Orders
@@ -80,26 +79,6 @@ def test_command_that_cannot_be_started_says_so(user: Path, tmp_path: Path) -> N
     place = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False)
     called = subprocess.run(place.launch(["no-such-command"]), capture_output=True, text=True)
     assert (called.returncode, called.stderr) == (127, "no-such-command: No such file or directory\n")
-
-
-@pytest.mark.disks
-def test_a_disk_that_is_unmounted_is_held_by_no_rehearsal(tmp_path: Path) -> None:
-    """A rehearsed process has copies of all mounts. (Tests that make disks run beside rehearsals.)"""
-    image = disks.make_ext4(tmp_path / "image", 8 << 20)
-    look_on = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo begun; exec sleep 100"]
-    with disks.mounted(image, tmp_path / "disk") as folder:
-        (folder / "file").touch()
-        other = subprocess.Popen(look_on, stdout=subprocess.PIPE)
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"begun\n"
-        assert str(folder) in Path(f"/proc/{other.pid}/mountinfo").read_text()
-    try:
-        mounts = Path(f"/proc/{other.pid}/mountinfo").read_text()
-        assert not [line for line in mounts.splitlines() if str(folder) in line and " ext4 /dev/loop" in line]
-        assert subprocess.run(["losetup", "--associated", str(image)], capture_output=True, text=True).stdout == ""
-    finally:
-        other.kill()
-        other.communicate()
 
 
 def test_line_is_written_by_one_system_call(tmp_path: Path) -> None:

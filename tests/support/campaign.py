@@ -2,7 +2,7 @@
 
 The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed
 seed, so that two runs of the gate try the same cases. Of a product, such as all styles of a script on all backends, it runs
-each value once (`each_once`), or any two values of two dimensions together (`pairwise`), or a sample (`samples`); of faults
+each value once (`each_once`), or any two values of two dimensions together (`pairwise`), or a sample (`sampled`); of faults
 that come one after the other in a test it tries two (`few`). A soak (`make soak`, `pytest --soak`) runs all of it, and what
 is marked `soak` (`in_soak`), from a seed that is drawn anew and printed.
 
@@ -20,6 +20,7 @@ import itertools
 import os
 import random
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -85,6 +86,49 @@ def _values(values: Sequence[Sequence[Any]], numbers: tuple[int, ...]) -> tuple[
 
 def _pairs(combination: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
     return set(itertools.combinations(enumerate(combination), 2))
+
+
+def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the members that the gate leaves out of tests that are marked `sampled(n)`.
+
+    A mark belongs on a test that takes long, and whose members show the same fault in many variants. The members that are
+    chosen have as many values of the test's parameters as possible.
+    """
+    members: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            members[item.nodeid.partition("[")[0]].append(item)
+    return {item for each in members.values() for item in _left_out(each)}
+
+
+def _left_out(members: list[pytest.Item]) -> list[pytest.Item]:
+    mark = members[0].get_closest_marker("sampled")
+    assert mark is not None
+    (count,) = mark.args
+    chosen = sample([_values_of(item) for item in members], count)
+    return [item for number, item in enumerate(members) if number not in chosen]
+
+
+def _values_of(item: pytest.Item) -> set[tuple[str, str]]:
+    """Return the values of an item's parameters, each with the name of its parameter."""
+    callspec = getattr(item, "callspec", None)
+    return {(name, repr(value)) for name, value in callspec.params.items()} if callspec is not None else set()
+
+
+def sample(members: Sequence[set[tuple[str, str]]], count: int) -> set[int]:
+    """Return the numbers of `count` members that have as many values as possible together, the first ones of several.
+
+    Args:
+        members: the values of each member.
+        count: how many are wanted; all are taken if there are fewer.
+    """
+    chosen: set[int] = set()
+    seen: set[tuple[str, str]] = set()
+    while len(chosen) < min(count, len(members)):
+        best = max(set(range(len(members))) - chosen, key=lambda number: (len(members[number] - seen), -number))
+        chosen.add(best)
+        seen |= members[best]
+    return chosen
 
 
 def in_soak(*values: Any) -> Any:

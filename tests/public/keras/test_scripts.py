@@ -23,8 +23,7 @@ pytestmark = pytest.mark.crash
     [
         ("torch", "custom_layers", [["boundary.after", 8], ["validation", 1]]),
         ("torch", "many_callbacks", [["boundary.before", 7], ["recovery.restored", 1], ["after", 1]]),
-        ("tensorflow", "event_files", [["boundary.after", 7], ["after", 1]]),
-        campaign.in_soak("torch", "multi_io", [["log.after_commit", 4], ["after", 1]]),
+        ("torch", "event_files", [["boundary.after", 7], ["after", 1]]),
         campaign.in_soak("jax", "custom_layers", [["boundary.after", 8], ["before", 1]]),
     ],
     indirect=["backend"],
@@ -41,22 +40,21 @@ def test_a_killed_script_ends_as_the_one_that_nobody_killed(
 _LIVE = "tests.public.keras.examples.live"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("name", "constants", "lines"), [("keras_callbacks", {"EPOCHS": 4}, 2), ("keras_tape", {"EPOCHS": 2}, 3)]
+    ("backend", "name", "constants", "lines"),
+    [("torch", "keras_callbacks", {"EPOCHS": 4}, 2), campaign.in_soak("tensorflow", "keras_tape", {"EPOCHS": 2}, 3)],
+    indirect=["backend"],
 )
 def test_a_killed_example_ends_with_the_bits_and_the_lines_of_its_twin(
-    name: str, constants: dict[str, int], lines: int, tensorflow: Lab, tmp_path: Path
+    backend: Lab, name: str, constants: dict[str, int], lines: int, tmp_path: Path
 ) -> None:
-    file = shortened(name, tmp_path, **constants)
-    arguments: dict[str, Any] = {"file": str(file)}
-    twin = tensorflow.value(_LIVE, **arguments, folder=str(tmp_path / "twin"), lines=None, calls=0)
+    arguments: dict[str, Any] = {"file": str(shortened(name, tmp_path, **constants))}
+    twin = backend.value(_LIVE, **arguments, folder=str(tmp_path / "twin"), lines=None, calls=0)
     draw, killed = random.Random(f"{name} {campaign.seed()}"), tmp_path / "killed"
-    for _ in range(2 if campaign.is_soak() else 1):
-        calls = int(30_000 ** draw.random())
-        ended = tensorflow.run(_LIVE, **arguments, folder=str(killed), lines=lines, calls=calls)
-        assert ended.was_killed, f"seed {campaign.seed()}: {ended.output}"
-    last = tensorflow.value(_LIVE, **arguments, folder=str(killed), lines=None, calls=0)
+    calls = int(30_000 ** draw.random())
+    ended = backend.run(_LIVE, **arguments, folder=str(killed), lines=lines, calls=calls)
+    assert ended.was_killed, f"seed {campaign.seed()}: {ended.output}"
+    last = backend.value(_LIVE, **arguments, folder=str(killed), lines=None, calls=0)
     assert last["state"] == twin["state"], f"seed {campaign.seed()}"
     assert last["others"] == twin["others"]
     assert printed(killed) == printed(tmp_path / "twin"), f"seed {campaign.seed()}"

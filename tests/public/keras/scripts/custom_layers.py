@@ -1,4 +1,4 @@
-"""Layers with seeds, counters and losses of their own, a metric, a regularizer and a schedule of the script's own."""
+"""Layers with seeds, counters and losses of their own, a metric, a regularizer and a schedule of its own; data by name."""
 
 from __future__ import annotations
 
@@ -74,13 +74,14 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
 def train(job: Job) -> None:
     keras.utils.set_random_seed(101)
     x, y = digits(88)
-    inputs = keras.Input((8, 8, 1))
+    inputs, images = keras.Input((8, 8, 1), name="image"), {"image": x}
     h = layers.GaussianNoise(0.1, seed=8)(layers.Flatten()(inputs))
     h = layers.Activation("relu")(NoisyDense(12)(h))
     h = layers.Add()([h, StochasticDepth()(layers.Dense(12, kernel_regularizer="l2")(h))])
-    model = keras.Model(inputs, layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(1.0))(h))
+    model = keras.Model({"image": inputs}, layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(1.0))(h))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Nadam(Warmup(0.01, 6)), loss, metrics=[Confidence()])
-    history = model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:16], y[:16]), verbose=2, callbacks=job.callbacks())
-    job.say("outputs", *ops.convert_to_numpy(model(x[:1]))[0])
+    validation = {"image": x[:16]}, y[:16]
+    history = model.fit(images, y, batch_size=16, epochs=3, validation_data=validation, verbose=2, callbacks=job.callbacks())
+    job.say("outputs", *ops.convert_to_numpy(model({"image": x[:1]}))[0])
     job.keep(model=model, history=history)
