@@ -74,7 +74,7 @@ def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.pt"
-    job = Job(tmp_path / "files", run, Death("batch", after=22), checkpoint_every=1000, log="gradients")
+    job = Job(tmp_path / "files", run, Death("batch", after=15), checkpoint_every=1000, log="gradients")
     assert in_child(lambda: job.live(scripts.epochs)) == -signal.SIGKILL
     found = "".join(
         [
