@@ -38,7 +38,7 @@ _FORMS = (
     r"TranLogs: RUN: gradients would cost # % of a step, and # % are allowed: no tensors are logged(; a crash costs "
     r"(up to|less than) SECONDS of computing)?",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
-    r"TranLogs: (RUN: )?starts from the beginning: nothing was finished before the crash \(step #, SECONDS\)",
+    r"TranLogs: (RUN: )?starts from the beginning: nothing was recorded before the crash \(step #, SECONDS\)",
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}({_UNSET})?" for end in ("complete", "")),
     rf"TranLogs: RUN is finished at {_PLACE}, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",

@@ -366,7 +366,7 @@ CHANGED = replace(REPORT, recheck="equal", notes=("lr was changed between recove
         (CHANGED, "0.91 s, bit-exact)\n  lr was changed"),
         (
             RecoveryReport(checkpoint_step=0, seconds=0.2, is_at_start=True, notes=("so it is",)),
-            "starts from the beginning: nothing was finished before the crash (step 0, 0.20 s)\n  so it is",
+            "starts from the beginning: nothing was recorded before the crash (step 0, 0.20 s)\n  so it is",
         ),
     ],
 )

@@ -105,7 +105,7 @@ class RecoveryReport:
             forecast = f" ({self.forecast})" if self.forecast else ""
             return f"fresh run: step 0{forecast}{notes}"
         if self.starts_over:
-            return f"starts from the beginning: nothing was finished before the crash (step 0, {self.seconds:.2f} s){notes}"
+            return f"starts from the beginning: nothing was recorded before the crash (step 0, {self.seconds:.2f} s){notes}"
         return (
             f"recovered to step {self.step} ({self._place()}checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
             f"{self.seconds:.2f} s, {self._verdict()}){f': {self.end}' if self.end else ''}{notes}"
