@@ -336,7 +336,7 @@ def test_how_a_journal_is_in_words(run: ToyTrainer, tmp_path: Path) -> None:
 
 
 def test_what_the_log_costs_is_what_advise_says(seen: Evaluation) -> None:
-    measured = MeasuredRow("inputs", "gradients", 0.05, 0.31, False, 0.1, 10**6, 0.01, True, 0.5, 0.02, 0.06, None)
+    measured = MeasuredRow("inputs", "gradients", 0.05, 0.31, False, True, 0.1, 10**6, 0.01, True, 0.5, 0.02, 0.06, None)
     costly = replace(seen, rows=replace(seen.rows, measured=measured))
     advice = costly.advise()
     assert advice is not None

@@ -26,7 +26,7 @@ def steps_with_checkpoint(run: Path) -> list[int]:
 
 def let_disk_be(free_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let checkpoints come as on a disk with so much space."""
-    for module in ("tranlogs.journal.checkpointing", "tranlogs.training.write_forecast"):
+    for module in ("tranlogs.journal.checkpoint_schedule", "tranlogs.training.write_forecast"):
         monkeypatch.setattr(f"{module}.free_bytes", lambda path: free_bytes)
 
 
