@@ -336,6 +336,8 @@ def resized(job: Job, *, kind: str = "ddp", far: bool = False) -> None:
     for epoch in optimizer.epochs(EPOCHS):
         loader.sampler.set_epoch(int(epoch))
         for x, y in epoch:
+            if dist.is_initialized():
+                dist.barrier()  # no rank dies before all have finished the step before
             job.at("begin")
             samples = x[:, 0].tolist()
             if "tp" in kind:
