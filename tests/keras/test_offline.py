@@ -45,7 +45,7 @@ def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> N
     assert torch.ask("verify", run, "--replay")["problems"] == []
     command = [sys.executable, "-c", REPLAY_AND_LIST_MODULES, str(run), str(tmp_path / "never.keras")]
     refused = subprocess.run(command, capture_output=True, text=True)
-    assert "step 99 is not covered: the log has no sound boundary at that step; the nearest is 12" in refused.stderr
+    assert "step 99 is not covered: the log has no boundary at that step; the nearest is 12" in refused.stderr
     assert refused.stdout.split() == ["1"], "the exit code, and no framework"
     for words, said in (
         (("--out", tmp_path / "state.pt"), "must end in .weights.h5"),

@@ -345,7 +345,7 @@ def test_what_the_log_costs_is_what_advise_says(seen: Evaluation) -> None:
         "gradients would cost 31 % of a step, and 5 % are allowed: no tensors are logged; a crash costs up to 19 s of computing"
     )
     assert words in page.text
-    assert 'log="inputs", checkpoint_every="auto": the run wastes 0.54 %; it wastes 0.54 % now' in page.text
+    assert 'log="inputs", checkpoint_every="auto", as it is: the run wastes 0.54 %' in page.text
     lines = list_choices(advice)
     assert [value for name, value in page.attributes if name == "data-choice"] == [f"{one[0]} {one[1]}" for one in lines]
     assert all(word in page.text for word in (*COLUMNS, *lines[1]))

@@ -41,7 +41,7 @@ def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehea
     assert steps["printed"] == died + 1
     assert found.verdict["advice"] == [
         "state = optimizer.remember(count=...) before recover(), with the first value for ..., and state.count in the loop",
-        "for batch, data in optimizer.batches(loader, until=STEPS, enumerate=True): the true number of the batch",
+        "epoch.enumerate(), or optimizer.batches(loader, until=STEPS, enumerate=True), for the true number of a batch",
     ]
 
 

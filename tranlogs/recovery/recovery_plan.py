@@ -213,4 +213,4 @@ def _describe_not_covered(step: int, checkpoints: Sequence[CheckpointRow], histo
     around = [str(s) for s in below[-1:] + above[:1]]
     verb = "is" if len(around) == 1 else "are"
     nearest = " and ".join(around) or "none"
-    return f"step {step} is not covered: the log has no sound boundary at that step; the nearest {verb} {nearest}"
+    return f"step {step} is not covered: the log has no boundary at that step; the nearest {verb} {nearest}"

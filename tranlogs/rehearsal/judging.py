@@ -200,7 +200,7 @@ _REMEMBER = (
     "state = optimizer.remember(NAME=VALUE) before recover(), and state.NAME in the loop, for what a unit takes from the one "
     "before it: a counter, a batch fetched ahead, a hidden state, an environment"
 )
-_COUNT = "for batch, data in optimizer.batches(loader, until=STEPS, enumerate=True): the true number of the batch"
+_COUNT = "epoch.enumerate(), or optimizer.batches(loader, until=STEPS, enumerate=True), for the true number of a batch"
 _APPEND = 'open the file with "a", and write what belongs to a batch before the next batch is requested'
 
 _TORCH_LINES: dict[Kind, list[str]] = {

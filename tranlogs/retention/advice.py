@@ -74,6 +74,9 @@ class Advice:
             return found | {"best": f"not known; {self.line} measures what it depends on"}
         pays = _describe(self.now.expected_waste, _describe_share)
         waste = _describe(self.best.expected_waste, _describe_share)
+        is_present = (self.best.log, self.best.interval_seconds) == (self.now.log, self.now.interval_seconds)
+        if is_present:
+            return found | {"best": f"{self.line}, as it is: the run wastes {waste}"}
         return found | {"best": f"{self.line}: the run wastes {waste}; it wastes {pays} now"}
 
 

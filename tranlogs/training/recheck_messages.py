@@ -84,7 +84,7 @@ def describe_difference(
         cause = _MEASURED
     elif starts_over:
         more = " and others" if len(starts_over) > _NAMES_MAX else ""
-        cause += f". It may be what starts over here: {', '.join(starts_over[:_NAMES_MAX])}{more}"
+        cause = f"It may be what starts over here: {', '.join(starts_over[:_NAMES_MAX])}{more}. Or else: {cause}"
     remembered = difference.name.partition(_REMEMBERED)[2]
     if remembered:
         what = f"state.{remembered}"

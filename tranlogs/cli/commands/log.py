@@ -54,18 +54,18 @@ def log(
 def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
     history = read_history(folder)
     problems = list(history.problems)
-    if step is None:
-        records: Sequence[Any] = list(list_records(history, find_newest(history.links, limit), problems))
-    else:
-        records = list(show_records(history, _find_step(history, folder, step), problems))
-    return {"folder": folder, "records": records, "problems": list(dict.fromkeys(problems))}
+    chosen = find_newest(history.links, limit) if step is None else _find_step(history, folder, step)
+    records: Sequence[Any] = list((list_records if step is None else show_records)(history, chosen, problems))
+    older = 0 if step is not None else len(history.links) - len(chosen)
+    return {"folder": folder, "records": records, "older_records": older, "problems": list(dict.fromkeys(problems))}
 
 
 def _find_step(history: JournalRecords, folder: Path, step: int) -> list[Any]:
     found = find_step(history.links, step)
     if not found:
         links = history.links
-        found_instead = f"the log holds steps {links[0].step} to {links[-1].step}" if links else "the log is empty"
+        first = links[0].step - max(links[0].covered - 1, 0) if links else 0
+        found_instead = f"the log holds steps {first} to {links[-1].step}" if links else "the log is empty"
         raise UsageError(f"{folder}: step {step} is not in the log: {found_instead}")
     return found
 
@@ -84,7 +84,9 @@ def _draw_list(rank: dict[str, Any]) -> list[RenderableType]:
     rows = [_make_row(records) for records in _units(rank["records"])]
     if not rows:
         return [f"{rank['folder']}: the log is empty"]
-    return [screen.table(str(rank["folder"]), columns, rows, numbers=("step", "tensors", "stored"))]
+    older = rank["older_records"]
+    more = [f"({screen.count(older, 'older record')}: --limit 0)"] if older else []
+    return [screen.table(str(rank["folder"]), columns, rows, numbers=("step", "tensors", "stored")), *more]
 
 
 def _units(records: Sequence[RecordLine]) -> list[list[RecordLine]]:
