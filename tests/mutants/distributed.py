@@ -31,6 +31,13 @@ MUTANTS: tuple[Mutant, ...] = (
         path="integrations/tranlogs_torch/loops/group_coordinator.py",
         before="journal.holds.set_common_step(min(steps) if",
         after="journal.holds.set_common_step(max(steps) if",
+        tests=("tests/distributed/test_kills.py::test_a_rank_that_runs_far_ahead_keeps_what_all_go_back_to",),
+    ),
+    Mutant(
+        name="a rank lets go of its checkpoint before all ranks have the next one",
+        path="integrations/tranlogs_torch/loops/group_coordinator.py",
+        before='journal.holds.set_common_step(min(one["has"] for one in answers), self.world)',
+        after="journal.holds.set_common_step(journal.step, self.world)",
         tests=(
             "tests/distributed/test_sharded.py::test_a_death_between_a_checkpoint_of_one_rank_and_that_of_another_loses_no_step",
         ),
