@@ -214,6 +214,7 @@ class Run:
         self._writer = chance.choice(["direct", "thread"])
         self.lines, self.story = [Line()], list[str]()
         self.kills = self.rewinds = self.forks = self.full = 0
+        self._was_moved = False
         self._faults: set[str] = set()  # since the last recovery
 
     def live(self, **more: Any) -> None:
@@ -327,6 +328,7 @@ class Run:
         assert found.step >= least, f"step {least} was archived, and step {found.step} came back: {found.notes}"
         shutil.rmtree(self.run)
         elsewhere.rename(self.run)
+        self._was_moved = True
         self.lines = [one for line in self.lines for one in line.ancestors(found.step)]
         self.story.append(f"pulled: {found}")
         self._note("the machine lost, and the run pulled from its store")
@@ -343,7 +345,8 @@ class Run:
         if self._ships:
             store = LocalStore(self.store)
             ship(self.run, store)
-            assert set(store.names("run/rank0/objects")) == objects_named(store, "run/rank0"), "something is left over"
+            if not self._was_moved:  # what a lost machine has sent stays for the hour in which it might come back
+                assert set(store.names("run/rank0/objects")) == objects_named(store, "run/rank0"), "something is left over"
             (now,) = self.lines
             least = now.step
             assert marks(self.run).archived == least
@@ -406,7 +409,7 @@ def test_a_disk_that_fills_up_loses_nothing(trainers: Trainers, memory_path: Pat
                 break
             if chance.random() < 0.4:
                 empty(disk)
-            elif chance.random() < 0.4:
+            elif life and chance.random() < 0.4:  # a run that is not there yet is refused on a full disk
                 disks.fill(disk, leave=chance.choice([0, 4096, chance.randrange(3 * MIB)]))
             fills, empties = chance.randrange(2, 20), chance.randrange(10, 60)
 
