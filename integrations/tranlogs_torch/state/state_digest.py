@@ -22,7 +22,7 @@ def digest_state(state: TorchState) -> bytes:
     for optimizer in state.optimizers.values():
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for key in dict.fromkeys([*parameters, *optimizer.state]):
-            for value in _leaves(optimizer.state[key]) if key in optimizer.state else ():
+            for value in _leaves(optimizer.state.get(key, {})):
                 (tensors if isinstance(value, torch.Tensor) else others).append(value)
     hasher = xxhash.xxh3_64(repr(others).encode())
     for tensor in tensors:
