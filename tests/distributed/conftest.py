@@ -32,7 +32,18 @@ _MODULES = (
 )
 
 
-_CHANGES_NOTHING = ("settles", "stores", "far", "hurried", "ahead", "tight")  # of what a script without a log comes to
+_CHANGES_NOTHING = (
+    "settles",
+    "stores",
+    "far",
+    "hurried",
+    "ahead",
+    "tight",
+    "records",
+    "trials",
+    "cheap",
+    "costly",
+)  # of what a script without a log comes to
 
 
 class Group(Torchrun):

@@ -27,16 +27,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.kills.pytorch import Job
+from tests.support.rungs import shorten_trials
 from tests.torch.nets import seed
 from tranlogs.base.errors import UsageError
 from tranlogs.checkpoints import writer as checkpoint_writer
 from tranlogs.recovery.group import journals
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.shipping import archiver as shipping_archiver
+from tranlogs.training import cadence
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.distributed import group_messages, process_group
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.shard_loading import Assembly
+from tranlogs_torch.loops import group_coordinator
 
 EPOCHS, BATCHES, BATCH = 2, 8, 4  # of each rank
 STEPS = EPOCHS * BATCHES
@@ -160,9 +163,11 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
             hurried: a step of redo takes longer than the group's time limit.
             kept: gradients stay where they are, as zeros.
             own: each rank has parameters for itself.
+            records: boundaries at which ranks ask each other are recorded, at every tenth step and at checkpoints.
             settles: checkpoints are there before training goes on.
             stores: what is logged is shipped before a rank dies.
             thawed: a layer, of which DistributedDataParallel does not know, trains from some step on.
+            trials cheap, trials costly: trials of `log="auto"` are short, and find this; ranks ask each other every other step.
             tight: each step has a file of the log, so that the log behind an old checkpoint goes with it.
             undivided: gradients differ, so that each rank logs all of its own.
             unequal: those of rank 1 differ from some step on.
@@ -171,6 +176,11 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
     if "far" in words:
         put_apart()
         job.run = job.run and job.run.parent / f"node{rank}" / "run"
+    if "records" in words:
+        cadence._SECONDS, cadence._SHARE, group_coordinator._ASK_SECONDS = 0.0, 1e9, 1e9
+    if "trials" in words:
+        shorten_trials(0.0 if "cheap" in words else 1.0)
+        group_coordinator._ASK_STEPS = 2
     if "hurried" in words:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
     shipping_archiver.LAG_SECONDS = 0.1
@@ -282,6 +292,34 @@ def two_loops(job: Job) -> None:
     for x, y in optimizer.batches(loader, 5):
         train_on(x, y)
     job.keep(model=model, optimizer=optimizer, state=state)
+    optimizer.close()
+
+
+def outside(job: Job) -> None:
+    """Take steps in a loop of the library, and then steps that no loop of it knows."""
+    shorten_trials(1.0)
+    seed()
+    model = DistributedDataParallel(Net())
+    seed(100 + dist.get_rank())
+    loader = loader_of(24)
+    optimizer = job.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    job.start(optimizer, loader=loader)
+
+    def train_on(x: torch.Tensor, y: torch.Tensor, place: str) -> None:
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        job.at(place)
+        job.print(f"{place}: loss {loss.item()}")
+
+    for x, y in optimizer.batches(loader, until=20):
+        train_on(x, y, "batch")
+    if dist.get_rank() == 0:  # one rank alone: the others wait for nothing
+        model.module(torch.zeros(4, 8))
+    for _ in range(4):
+        train_on(torch.rand(4, 8), torch.randint(0, 5, (4,)), "outside")
+    job.keep(model=model, optimizer=optimizer)
     optimizer.close()
 
 
@@ -411,6 +449,8 @@ def be_refused(job: Job) -> None:
     said("local", PostLocalSGDState(None, None, 4), post_localSGD_hook)
     said("copies", options={"copies": 2}, wraps=False)
     said("apart", options={} if dist.get_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"})
+    said("overhead", options={"log": "auto", "overhead": "5%" if dist.get_rank() == 0 else "10%"})
+    said("inputs", options={"log": "inputs"}, wraps=False)
     said("join")
 
 

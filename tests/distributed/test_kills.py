@@ -181,6 +181,8 @@ def test_what_lets_ranks_differ_is_refused_by_name(groups: Groups, tmp_path: Pat
         "copies": "copies=2: here each process logs all of its own gradients",
         "apart": f"({apart})",
         "join": "DistributedDataParallel.join() is not logged",
+        "overhead": "overhead: rank 0 has 5 %, rank 1 has 10 %",
+        "inputs": 'log="inputs" is for processes that record the same boundaries, and the processes do not wait for each other',
     }
     assert {name: parts[name] in text for name, text in said.items()} == dict.fromkeys(parts, True), said
 

@@ -23,7 +23,7 @@ from tranlogs.recovery.group.decide import (
     describe_lost_journals,
     group_by_generation,
 )
-from tranlogs.recovery.group.plan import UnitSummary, choose_unit_start, find_obstacle, name_rank
+from tranlogs.recovery.group.plan import UnitSummary, choose_unit_start, count_common, find_obstacle, name_rank
 from tranlogs.recovery.group.summary import CheckpointRef, JournalSummary, LogRange
 
 
@@ -89,6 +89,11 @@ def kept_by(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
     return replace(summarize(rank, last, checkpoints), copies=2)
 
 
+def unlogged(rank: int, checkpoints: list[int], *recorded: int) -> JournalSummary:
+    """A journal without tensors, which has recorded these steps behind its checkpoints."""
+    return replace(summarize(rank, 0, checkpoints, boundary_counts={0: 0}), recorded_steps=recorded)
+
+
 TWO, THREE = [summarize(rank, 9, [0, 7]) for rank in range(2)], [summarize(rank, 9, [0, 4]) for rank in range(3)]
 NO_BOUNDARY = [replace(summarize(rank, 7, [7], first=7), checkpoints=(CheckpointRef(7, "step-7", 0, 0),)) for rank in (0, 2)]
 LATE = JournalSummary(
@@ -144,6 +149,19 @@ CASES = {
         boundary=2,
     ),
     "a checkpoint behind the landing": Case([LATE, summarize(1, 5, [0], boundary_counts={0: 0, 5: 1})], 5, [(0, 0), (1, 0)]),
+    # What is behind the checkpoint that all have is computed again.
+    "without tensors": Case([unlogged(0, [0, 7], 30, 20), unlogged(1, [0, 7], 20, 10)], 7, [(0, 7), (1, 7)], boundary=0),
+    "without tensors, and one has a checkpoint more": Case(
+        [unlogged(0, [0, 7, 30], 30, 20), unlogged(1, [0, 7], 20, 10)], 7, [(0, 7), (1, 7)], boundary=0
+    ),
+    "without tensors, and one ends much earlier": Case(
+        [unlogged(0, [0, 7, 30], 40, 30), unlogged(1, [0, 7], 20, 10)],
+        30,
+        [(0, 30), (0, 30)],
+        lost=(1,),
+        behind=(1,),
+        boundary=0,
+    ),
     "a damaged checkpoint": Case(TWO, 9, [(1, 7), (1, 7)], Damage(checkpoints={(0, "step-7")})),
     "damaged checkpoints": Case(TWO, 9, [(0, 0), (1, 0)], Damage(checkpoints=OF_7)),
     "a damaged record": Case(TWO, 8, [(0, 7), (1, 7)], Damage(records={(1, 9)})),
@@ -302,6 +320,14 @@ def test_nobody_who_has_trained_starts_as_it_was_built() -> None:
     torn = replace(summarize(1, 9, [], first=7, shared=False), ranges=(LogRange(5, 6, {6: 1}), LogRange(7, 9, {8: 1, 9: 1})))
     with pytest.raises(RecoveryError, match="no step that all ranks can reach"):
         decided(summarize(0, 0, [0], shared=False, boundary_counts={}), replace(torn, is_sharded=True))
+
+
+@pytest.mark.parametrize(
+    ("steps", "count"),
+    [([(10, 20), (10, 20, 30)], 2), ([(10, 20), (10, 30)], 1), ([(10,), ()], 0), ([(), ()], 0), ([(7, 9)], 2)],
+)
+def test_ranks_compare_what_all_have_recorded(steps: list[tuple[int, ...]], count: int) -> None:
+    assert count_common(steps) == count
 
 
 UNIT = UnitSummary(7, 1, "sb")

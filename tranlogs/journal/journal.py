@@ -395,15 +395,21 @@ class Journal:
         checkpoints.take(snapshot, self.step, log.wal, self.adapt, wait=wait)
         return checkpoints.is_busy or not self._has_checkpoint_failed()
 
-    def checkpoint_recomputed(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
-        """Take a checkpoint of a state that training has computed again, if one is due or costs little: the next start goes on
-        from there. A job that is killed again and again before one is due makes progress, too.
+    @property
+    def wants_recomputed_checkpoint(self) -> bool:
+        """True if a checkpoint of a state that training has computed again is due or costs little: the next start goes on from
+        there. A job that is killed again and again before one is due makes progress, too.
         """
         checkpoints = self.checkpoints
         if checkpoints.is_busy or not self.is_writer:
-            return
+            return False
         checkpoints.schedule.is_recomputed = True
-        if checkpoints.schedule.is_affordable or checkpoints.schedule.is_due(self.step, 0, checkpoints.speed):
+        return checkpoints.schedule.is_affordable or checkpoints.schedule.is_due(self.step, 0, checkpoints.speed)
+
+    def checkpoint_recomputed(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
+        """Take a checkpoint of a state that training has computed again, unless another one is being written."""
+        checkpoints = self.checkpoints
+        if not checkpoints.is_busy and self.is_writer:
             checkpoints.start(position)
             checkpoints.take_recomputed(snapshot(), position, self.adapt)
 

@@ -160,14 +160,21 @@ class History:
         index, first = self.find_next(checkpoint)
         return self.runs[index][first:] if index >= 0 else Run()
 
+    def after_position(self, position: Position) -> Run:
+        """Return the records after a position, up to the end of their run."""
+        index, first = self._find_follower(position.sequence, position.chain, position.step)
+        return self.runs[index][first:] if index >= 0 else Run()
+
     def find_next(self, checkpoint: CheckpointRow) -> tuple[int, int]:
         """Return the index of the run that continues after a checkpoint, and of its next record; (-1, -1) if none does."""
-        sequence, chain = checkpoint.sequence, int(checkpoint.chain, 16)
+        return self._find_follower(checkpoint.sequence, int(checkpoint.chain, 16), checkpoint.step)
+
+    def _find_follower(self, sequence: int, chain: int, step: int) -> tuple[int, int]:
         for index, run in enumerate(self.runs):
             first = bisect.bisect_left(run, sequence + 1, key=_sequence)
             if first < len(run) and run[first].sequence == sequence + 1:
                 head = run[first].location.head
-                if head.chain == chain and head.can_follow(checkpoint.step):
+                if head.chain == chain and head.can_follow(step):
                     return index, first
         return -1, -1
 
@@ -276,6 +283,16 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
         if row.sequence == first.sequence - 1 and int(row.chain, 16) == first.chain:
             return LastUnit(Position(row.sequence, row.step, first.chain, end.timeline), end, tuple(run[: last + 1]))
     return None
+
+
+def find_ends(links: Iterable[Link]) -> Iterable[Link]:
+    """Yield the boundaries that follow a step."""
+    has_step = False
+    for link in links:
+        has_step |= link.kind.is_step or bool(link.covered)
+        if has_step and link.kind.is_boundary:
+            yield link
+            has_step = False
 
 
 def _find_record(history: History, position: Position) -> tuple[Run, int]:

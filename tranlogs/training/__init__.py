@@ -14,7 +14,7 @@ from ..recovery.report import RecoveryReport, judge_exactness, make_report, prog
 from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
-from .boundary_log import BoundaryLog
+from .boundary_log import BoundaryLog, GroupDecision
 from .comparison import LEFT_NOW, describe_script_change, is_below
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, some_bytes, window_of
 from .gradient_layout import GradientLayout
@@ -52,7 +52,7 @@ from .rng import (
     split_python,
     split_torch,
 )
-from .rungs import Rung, choose_rung, parse_overhead
+from .rungs import FollowedRung, Rung, choose_rung, parse_overhead
 from .scalars import Curve, ScalarHistory
 from .settings import RunSettings, check_epochs
 from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_writes
@@ -79,8 +79,10 @@ __all__ = [
     "Face",
     "Fingerprint",
     "FixedCache",
+    "FollowedRung",
     "Framework",
     "GradientLayout",
+    "GroupDecision",
     "HostRng",
     "Journal",
     "LastUnit",

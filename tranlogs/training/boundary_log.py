@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +16,7 @@ from ..journal.journal import Journal
 from .cadence import Cadence
 from .recheck import PASSES
 from .recomputed_unit import RecomputedUnit
-from .rungs import Rung
+from .rungs import FollowedRung, Rung
 
 _LOOPS_WITH_CHECKPOINT = 4  # at whose ends one is taken in any case where no tensors are logged; later where it costs little
 _OUTSIDE = (
@@ -23,6 +24,21 @@ _OUTSIDE = (
     "batches(), epochs() and steps(), where nobody knows the loop's position. Write `for batch in "
     'optimizer.batches(loader, until=...)`, or log="gradients"'
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDecision:
+    """What processes that train together have decided on a boundary, the same on all of them.
+
+    Attributes:
+        is_recorded: True if it is recorded where no tensors are logged.
+        takes_checkpoint: True if all of them take a checkpoint.
+        proposal: what the leader proposes to log from here on; see `FollowedRung.propose`.
+    """
+
+    is_recorded: bool = False
+    takes_checkpoint: bool = False
+    proposal: list[Any] = field(default_factory=list)
 
 
 class BoundaryLog:
@@ -38,6 +54,8 @@ class BoundaryLog:
         recheck: compares what is computed again with its record.
         digest_state: returns a digest of weights and optimizer state.
         remember: notes that the log has the state as it is now: a checkpoint from which on tensors are logged.
+        prepare: called, with the body of a boundary, before a checkpoint of what all processes have computed again.
+        speaks: True if this process says what is logged.
     """
 
     def __init__(
@@ -48,9 +66,13 @@ class BoundaryLog:
         recheck: RecomputedUnit,
         digest_state: Callable[[], bytes],
         remember: Callable[[], None],
+        prepare: Callable[[dict[str, Any]], None] = lambda _: None,
+        *,
+        speaks: bool = True,
     ) -> None:
         self._run, self._journal, self._rung, self._recheck = run, journal, rung, recheck
         self._digest_state, self._remember = digest_state, remember
+        self._prepare, self._speaks = prepare, speaks
         self._cadence = Cadence()
         self._passes = 0  # boundaries since the newest step
         self._loops_ended = 0
@@ -63,18 +85,26 @@ class BoundaryLog:
         self._began = perf_counter()
         self._passes = 0 if has_steps else self._passes + 1
 
-    def is_passed_over(self, *, is_needed: bool) -> bool:
+    @property
+    def is_due(self) -> bool:
+        """True if enough time has passed since the newest recorded boundary."""
+        return self._cadence.is_due(self._journal.uncovered)
+
+    def is_passed_over(self, *, is_needed: bool, decision: GroupDecision | None = None) -> bool:
         """Return True if this boundary is not recorded, because no tensors are logged and another one was recorded just now.
 
         Args:
             is_needed: True if it has to be recorded all the same.
+            decision: of processes that record the same boundaries; None in one that trains alone.
         """
         rung, journal = self._rung, self._journal
-        if rung.logs_tensors or rung.wants_checkpoint or is_needed:
+        if rung.logs_tensors or (decision is None and (rung.wants_checkpoint or is_needed)):
             return False
         if journal.is_rechecking:
             return not self._recheck.wants(journal.step, self._passes)
-        return journal.step < journal.checkpoints.schedule.due_step and not self._cadence.is_due(journal.uncovered)
+        if decision is not None:
+            return not decision.is_recorded
+        return journal.step < journal.checkpoints.schedule.due_step and not self.is_due
 
     def read(self) -> dict[str, Any]:
         """Return what a boundary holds besides the state: how many came before it since the newest step, where that counts."""
@@ -91,6 +121,7 @@ class BoundaryLog:
         wants_checkpoint: bool | None,
         scalars: dict[str, float] | None,
         has_script_changes: bool = False,
+        decision: GroupDecision | None = None,
     ) -> bool:
         """Record a boundary; return True if a checkpoint that is wanted has to be taken at a later one.
 
@@ -101,31 +132,40 @@ class BoundaryLog:
             wants_checkpoint: True to take a checkpoint, False to take none; None to leave that to the policy.
             scalars: for `tranlogs log`.
             has_script_changes: True if the script has changed something before its loop, on which the next start builds.
+            decision: of processes that take checkpoints together, in place of `wants_checkpoint`.
         """
         journal, rung, recheck = self._journal, self._rung, self._recheck
         before, logs_tensors, is_logged = journal.checkpoints.taken, rung.logs_tensors, not journal.is_rechecking
-        if has_script_changes and is_logged and not logs_tensors:
+        is_needed = has_script_changes and is_logged
+        if decision is not None:
+            wants_checkpoint = is_needed = decision.takes_checkpoint
+        if is_needed and not logs_tensors:
             journal.wait_checkpoint()
             wants_checkpoint = True
         is_pending = recheck.is_pending
         is_covered = is_pending and recheck.is_covered
         digests = self._digest_state() if journal.uncovered or is_covered else b""
         commit = partial(journal.boundary, body, snapshot, scalars=scalars, digests=digests)
-        commit(checkpoint=rung.wants_checkpoint or wants_checkpoint)
-        if digests and (equal := recheck.find_equal(journal.step)) is not None:
-            journal.checkpoint_recomputed(equal, snapshot)
+        commit(checkpoint=wants_checkpoint if decision is not None else rung.wants_checkpoint or wants_checkpoint)
+        equal = recheck.find_equal(journal.step) if digests else None
+        recheck.wants_checkpoint = equal is not None and journal.wants_recomputed_checkpoint
         is_late = False
         if is_pending and settle():
             if journal.uncovered:  # training goes on from what the loop has computed
                 rung.note_difference()
                 journal.wait_checkpoint()
+                self._prepare(body)
                 commit(checkpoint=True)
             elif is_covered or (wants_checkpoint and not self.has_checkpoint()):
                 # What was computed again shall not be once more; or the process before has died too early for this one.
                 is_late = recheck.recovered is not None  # and the state is another one now
                 if not is_late:
                     journal.wait_checkpoint()
+                    self._prepare(body)
                     journal.checkpoint(snapshot())
+        elif equal is not None and recheck.wants_checkpoint:
+            self._prepare(body)
+            journal.checkpoint_recomputed(equal, snapshot)
         elif wants_checkpoint and is_logged and not logs_tensors:  # perhaps another one was being written
             is_late = True
         is_taken = journal.checkpoints.taken > before
@@ -134,16 +174,21 @@ class BoundaryLog:
         self._cadence.note(self._began)
         return is_late and not is_taken
 
-    def end_unit(self) -> None:
+    def end_unit(self, decision: GroupDecision | None = None) -> None:
         """Note that the unit is over. While units are computed again, the record decides what is shown to the log."""
         journal, rung = self._journal, self._rung
         is_decided = rung.is_timing and not journal.is_rechecking and rung.note_unit()
+        if decision is not None and decision.proposal and isinstance(rung, FollowedRung):
+            had_tensors = rung.logs_tensors
+            is_decided = rung.follow(decision.proposal, is_checkpoint=decision.takes_checkpoint)
+            if rung.logs_tensors and not had_tensors:
+                self._remember()
         if (noted := (rung.phase, rung.is_settled, rung.is_repeatable)) != self._noted:
             self._noted = noted
             known: dict[str, Any] = {} if rung.cost is None else {"cost": rung.cost}  # else that of a former process holds
             known |= {"phase": rung.phase, "is_settled": rung.is_settled, "is_repeatable": rung.is_repeatable}
             journal.checkpoints.measurements.note(overhead=rung.overhead, **known)
-        if is_decided and not journal.is_suspended:
+        if is_decided and self._speaks and not journal.is_suspended:
             print(f"TranLogs: {self._run}: {journal.describe_recording()}", file=sys.stderr, flush=True)
 
     def expect_end(self) -> bool:
@@ -178,6 +223,16 @@ class BoundaryLog:
             if not has_steps and not self._journal.uncovered:
                 self._remember()  # what is written from here on is not in the checkpoint at the end of the loop
 
+    def settle(self) -> None:
+        """Log tensors whatever they cost, because a step outside of the loops that the run knows comes.
+
+        Raises:
+            UsageError: the user wants no tensors in the log.
+        """
+        if not self._rung.is_measured:
+            raise UsageError(f"{self._run}: {_OUTSIDE}")
+        self._rung.settle()
+
     def log_tensors(self, commit: Callable[[dict[str, Any] | None], None], *, has_steps: bool) -> None:
         """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows.
 
@@ -191,10 +246,8 @@ class BoundaryLog:
         Raises:
             UsageError: the user wants no tensors in the log.
         """
-        if not self._rung.is_measured:
-            raise UsageError(f"{self._run}: {_OUTSIDE}")
+        self.settle()
         behind, self._behind_loop = self._behind_loop, None
-        self._rung.settle()
         self._journal.wait_checkpoint()
         if not has_steps and not self._journal.uncovered and self.has_checkpoint():
             self._rung.note_checkpoint()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from ..log.layout import Payload
 from ..log.reader import Record, SegmentReader
 from ..log.record_body import BodyEncoder
 from ..log.record_format import Position, RecordKind
-from ..recovery.history import LastUnit, Link
+from ..recovery.history import LastUnit, Link, find_ends
 from .comparison import Difference, Kind, RecordedEntry, RecordedUnit, compare_bodies, compare_payloads
 
 
@@ -71,6 +71,11 @@ class UnitComparison(ABC):
             passes: number of boundaries between that step and this one.
         """
         return True
+
+    def position_at(self, step: int) -> Position:
+        """Return the position of a boundary that is equal, by its step."""
+        assert step == self.equal.step
+        return self.equal
 
     def read_ahead(self) -> None:  # noqa: B027
         """Read what is compared first in another thread, while the script goes to its loop and computes."""
@@ -292,7 +297,7 @@ class RecomputedSteps(UnitComparison):
 
     def __init__(self, unit: LastUnit, ignored: Collection[str] = (), timed: str | None = None) -> None:
         super().__init__(unit, ignored, timed)
-        self._links, self._next = list(_find_ends(unit.links)), 0
+        self._links, self._next = list(find_ends(unit.links)), 0
         self._reader: SegmentReader | None = None
 
     @property
@@ -341,12 +346,21 @@ class RecomputedSteps(UnitComparison):
         link = self._links[self._next]
         self.difference = self._compare(content, link, is_here=here == self._expected)
         if self.difference is None:
-            head = link.location.head
-            self.equal = Position(head.sequence, head.step, head.digest, self.unit.end.timeline)
+            self.equal = self._position_of(link)
             self._next += 1
             self.__dict__.pop("_expected", None)
         self.is_over = self.difference is not None or self._next == len(self._links)
         self.seconds += time.perf_counter() - start
+
+    def position_at(self, step: int) -> Position:
+        """Return the position of a boundary that is equal, by its step: that of the landing, or of a recorded boundary."""
+        if step == self.unit.start.step:
+            return self.unit.start
+        return next(self._position_of(link) for link in self._links[: self._next] if link.step == step)
+
+    def _position_of(self, link: Link) -> Position:
+        head = link.location.head
+        return Position(head.sequence, head.step, head.digest, self.unit.end.timeline)
 
     @cached_property
     def _expected(self) -> tuple[int, int]:
@@ -370,16 +384,6 @@ class RecomputedSteps(UnitComparison):
             self.close()
             self._reader = SegmentReader(link.segment.path, link.segment.locations)
         return self._reader.decode(link.location)
-
-
-def _find_ends(links: Iterable[Link]) -> Iterable[Link]:
-    """Yield the boundaries that follow a step."""
-    has_step = False
-    for link in links:
-        has_step |= link.kind.is_step or bool(link.covered)
-        if has_step and link.kind.is_boundary:
-            yield link
-            has_step = False
 
 
 def _release(payload: Payload) -> None:

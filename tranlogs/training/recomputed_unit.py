@@ -27,6 +27,8 @@ class RecomputedUnit:
 
     Attributes:
         recovered: the recovery that set the recorded state back; None if that was not necessary.
+        wants_checkpoint: True if a checkpoint is wanted of what was computed again up to the boundary that was just compared.
+            Processes that train together all want it or none.
     """
 
     def __init__(self, run: Path, journal: Journal, report: LiveReport) -> None:
@@ -34,6 +36,7 @@ class RecomputedUnit:
         self._recheck: UnitComparison | None = None
         self._shown_at = time.monotonic()
         self.recovered: Recovered | None = None
+        self.wants_checkpoint = False
 
     @property
     def compared(self) -> tuple[int, float]:
@@ -118,15 +121,20 @@ class RecomputedUnit:
         self._report.recheck = "pending"
         return recheck
 
-    def _end(self) -> None:
-        """Let the journal log again. What the loop has computed holds where the log has no tensors and something differs."""
+    def _end(self, equal: Position | None = None, number: int | None = None) -> None:
+        """Let the journal log again. What the loop has computed holds where the log has no tensors and something differs.
+
+        Args:
+            equal: the newest boundary that is equal on all ranks; None in a process alone.
+            number: of the timeline that all of them begin behind it.
+        """
         recheck, journal = self._recheck, self._journal
         assert recheck is not None
         if recheck.unit.is_covered and sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        if recheck.unit.is_covered and not recheck.is_equal:
+        if recheck.unit.is_covered and (equal is not None or not recheck.is_equal):
             step = journal.step
-            journal.log.fork(recheck.equal, None)
+            journal.log.fork(equal or recheck.equal, number)
             journal.end_recheck(step)
         else:
             journal.end_recheck()

@@ -13,6 +13,8 @@ compared, so that a validation or a busy moment decides nothing.
 
 A loop that does not repeat itself, and steps outside of loops, are logged with tensors whatever they cost: computing them again
 gives another training. Arithmetic that does not repeat itself gives other bits of the same training, so there the bound holds.
+
+Processes that train together change at the same boundary, about every tenth one: rank 0 measures, and all follow it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, cast
 
 from ..base.errors import UsageError
 from .rehearsed_process import current
@@ -32,6 +34,7 @@ _INPUTS_SECONDS, _INPUTS_SECONDS_MAX = 60.0, 600.0  # the same while none are
 _RISE = 0.8  # of what is allowed, for a change to gradients
 
 Phase = Literal["trial", "plain", "awaiting", "gradients", "inputs"]
+_DECIDED = ("awaiting", "inputs")  # phases with which the log changes for a while
 
 
 class Rung:
@@ -100,9 +103,9 @@ class MeasuredRung(Rung):
 
     def __init__(self, overhead: float) -> None:
         self.overhead = overhead
-        self._enter("trial")
         self._trial: list[float] = []
         self._units: list[float] = []
+        self._enter("trial")
         self._last = 0.0  # when the last unit ended
         self._decided_at, self._wait = 0.0, _INPUTS_SECONDS
 
@@ -110,6 +113,8 @@ class MeasuredRung(Rung):
         self.phase = phase
         self.logs_tensors, self.is_timing = phase in ("trial", "gradients"), phase in ("trial", "plain")
         self.wants_checkpoint = phase == "awaiting"
+        if phase == "trial":
+            self._units = []
         if self.on_change is not None:
             self.on_change()
 
@@ -138,50 +143,106 @@ class MeasuredRung(Rung):
 
     def note_unit(self) -> bool:
         """Note that a unit ends; return True if what is logged was decided anew."""
+        phase = self._time_unit()
+        if phase is not None:
+            self._enter(phase)
+        return phase in _DECIDED
+
+    def _time_unit(self) -> Phase | None:
+        """Note the time of a unit; return the phase that follows, or None."""
         now, last = time.perf_counter(), self._last
         self._last = now
         if not self.is_timing:
-            return False
+            return None
         self._units.append(now - last)
         if len(self._units) < UNITS and (len(self._units) < _UNITS_MIN or sum(self._units[1:]) < _SECONDS):
-            return False
+            return None
         units, self._units = self._units[_SKIPPED:], []
         if self.phase == "trial":
-            self._enter("plain")
             self._trial = units
-            return False
-        self._decide(statistics.median(self._trial) / max(statistics.median(units), 1e-9) - 1.0)
-        return True
+            return "plain"
+        return self._decide(statistics.median(self._trial) / max(statistics.median(units), 1e-9) - 1.0)
 
-    def _decide(self, cost: float) -> None:
+    def _decide(self, cost: float) -> Phase:
         assert self.overhead is not None
         was_cheap = self.cost is not None and self.cost <= self.overhead
         allowed = self.overhead if was_cheap or self.cost is None else _RISE * self.overhead
         self.cost, self._decided_at = cost, time.monotonic()
-        self._enter("awaiting" if cost <= allowed else "inputs")
         is_as_before = cost > allowed and not was_cheap
         self._wait = min(2 * self._wait, _INPUTS_SECONDS_MAX) if is_as_before else _INPUTS_SECONDS
+        return "awaiting" if cost <= allowed else "inputs"
 
     def note_checkpoint(self) -> bool:
         """Note that a checkpoint was taken at this boundary; return True if tensors are logged from here on that were not."""
-        since = time.monotonic() - self._decided_at
+        phase, had_tensors = self._find_next(), self.logs_tensors
+        if phase is not None:
+            self._enter(phase)
+        return self.logs_tensors and not had_tensors
+
+    def _find_next(self) -> Phase | None:
+        """Return the phase that follows a checkpoint which is taken now, or None."""
         if self.wants_checkpoint:
-            self._enter("gradients")
-            return True
-        if self.is_settled:
-            return False
-        if self.phase == "gradients" and since >= _GRADIENTS_SECONDS:
-            self._enter("trial")
-            self._units = []
-        elif self.phase == "inputs" and since >= self._wait:
-            self._enter("trial")
-            self._units = []
-            return True
-        return False
+            return "gradients"
+        waits = {"gradients": _GRADIENTS_SECONDS, "inputs": self._wait}
+        is_over = self.phase in waits and time.monotonic() - self._decided_at >= waits[self.phase]
+        return "trial" if is_over and not self.is_settled else None
 
     def qualify(self, forecast: str) -> str:
         """Return a forecast of what is written if tensors are logged."""
         return f"if gradients are cheap enough, {forecast}"
+
+
+class FollowedRung(MeasuredRung):
+    """The same in one of several processes. It changes where all of them ask each other, as the leader has measured.
+
+    Args:
+        overhead: what the log of gradients may cost at most, as a share of a unit without it.
+        is_leader: True in the process that measures.
+    """
+
+    def __init__(self, overhead: float, *, is_leader: bool) -> None:
+        super().__init__(overhead)
+        self._is_leader = is_leader
+        self._planned: Phase | None = None
+
+    def _enter(self, phase: Phase) -> None:
+        self._planned = None
+        super()._enter(phase)
+
+    def note_unit(self) -> bool:
+        """Note that a unit ends."""
+        if self._is_leader and self._planned is None:
+            self._planned = self._time_unit()
+        return False
+
+    def note_checkpoint(self) -> bool:
+        """Note that a checkpoint was taken: all processes know that it is."""
+        return False
+
+    def propose(self) -> list[Any]:
+        """Return what follows now, and what follows if all take a checkpoint, as plain values for the other processes."""
+        return [self._planned, self._find_next(), self.cost, self.phase, self.is_settled]
+
+    def follow(self, proposal: list[Any], *, is_checkpoint: bool) -> bool:
+        """Enter the phase that the leader has proposed; return True if what is logged was decided anew.
+
+        Args:
+            is_checkpoint: True if all processes take a checkpoint now.
+        """
+        planned, next_phase, self.cost, _, _ = proposal
+        phase = cast("Phase | None", (next_phase if is_checkpoint else None) or planned)
+        if phase is None:
+            return False
+        if phase in _DECIDED:
+            self._decided_at = time.monotonic()
+        self._enter(phase)
+        return phase in _DECIDED
+
+    def begin_as(self, proposal: list[Any]) -> None:
+        """Begin in the phase in which the leader begins."""
+        *_, phase, self.is_settled = proposal
+        if phase != self.phase:
+            self._enter(phase)
 
 
 def choose_rung(log: str, overhead: float | None) -> Rung:

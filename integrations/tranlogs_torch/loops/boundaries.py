@@ -17,7 +17,7 @@ import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
 from tranlogs.records import Snapshot
-from tranlogs.training import UNKNOWN_DATA, BoundaryLog, Place, TurnData
+from tranlogs.training import UNKNOWN_DATA, BoundaryLog, GroupDecision, Place, TurnData
 
 from ..capture.forward_hook import ForwardHook
 from ..state import naming
@@ -66,7 +66,10 @@ class Boundaries:
             recovery.recheck,
             lambda: digest_state(parts.state),
             self._remember,
+            lambda body: parts.coordinator.prepare_checkpoint(parts.journal, self._read_whole(body)),
+            speaks=parts.coordinator.rank == 0,
         )
+        self._is_end = False  # a loop ends with the boundary that comes
         self._taken_at_boundary: dict[str, int] = {}
         self._has_reserved = self._has_said_nested = False
         self.is_forward_seen = True
@@ -136,19 +139,43 @@ class Boundaries:
         self._taken_at_boundary = taken
         self.log.begin(has_steps=self.steps_since_boundary > 0)
         self._parts.restarts.look()
-        if self.log.is_passed_over(is_needed=self._writes.wants_checkpoint):
+        decision = self._decide()
+        if self.log.is_passed_over(is_needed=self._writes.wants_checkpoint, decision=decision):
             self._count_unit()
         else:
             self._note_turns()
-            self._commit(self._read())
-        self.log.end_unit()
+            self._commit(self._read(), decision)
+        self.log.end_unit(decision)
+
+    def _decide(self) -> GroupDecision | None:
+        """Return what the processes that train together have decided on this boundary; None if there are none."""
+        parts, is_end, self._is_end = self._parts, self._is_end, False
+        if parts.coordinator.is_single:
+            return None
+        return parts.coordinator.decide(
+            parts.journal,
+            parts.rung,
+            is_wanted=self._writes.wants_checkpoint or (not parts.rung.logs_tensors and self._auxiliary.has_script_changes),
+            is_due=self.log.is_due,
+            is_end=is_end,
+            read_digests=lambda: self._writes.known,
+        )
 
     def leave_loop(self) -> None:
-        """Note that a loop was left: a step outside of it would have to be logged from here on."""
-        self.log.leave_loop(self._read, has_steps=self.steps_since_boundary > 0)
+        """Note that a loop was left: a step outside of it would have to be logged from here on.
+
+        Of several processes one may go on alone here. They log tensors again from the checkpoint on that they take together
+        behind such a step.
+        """
+        if self._parts.coordinator.is_single:
+            self.log.leave_loop(self._read, has_steps=self.steps_since_boundary > 0)
 
     def log_tensors(self) -> None:
         """Log tensors from the step on that comes now, which lies outside of all loops; see `BoundaryLog.log_tensors`."""
+        if not self._parts.coordinator.is_single:
+            self.log.settle()
+            self._parts.coordinator.demand_question()
+            return
 
         def commit(behind: dict[str, Any] | None) -> None:
             self._commit((behind or self._read()) | {"is_implicit": True, "turns": None})
@@ -157,6 +184,7 @@ class Boundaries:
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
+        self._is_end = True
         if self.log.expect_end():
             self._writes.wants_checkpoint = True
 
@@ -191,7 +219,11 @@ class Boundaries:
                 return True
         return self._auxiliary.gradients.are_waiting() and not self._auxiliary.has_skipped_step()
 
-    def _commit(self, body: dict[str, Any]) -> None:
+    def _read_whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint holds of a boundary."""
+        return {**body, "scalars": self._parts.scalars.pack()}
+
+    def _commit(self, body: dict[str, Any], decision: GroupDecision | None = None) -> None:
         if not self._parts.rung.logs_tensors:
             self.capture_next_steps()
         now = time.perf_counter()
@@ -205,17 +237,23 @@ class Boundaries:
         wanted: bool | None = self._writes.wants_checkpoint or None
 
         def whole() -> dict[str, Any]:
-            return {**body, "scalars": self._parts.scalars.pack()}
+            return self._read_whole(body)
 
         def snapshot() -> Snapshot:
             return self._state.snapshot(whole())
 
-        coordinator, writes = self._parts.coordinator, self._writes
-        wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
+        if not self._parts.coordinator.is_single:
+            self._parts.coordinator.at_boundary(self._journal, body, whole, decision, lambda: self._writes.known)
         is_logged, has_changes = not self._journal.is_rechecking, self._auxiliary.has_script_changes
         settle = self._recovery.settle_recheck
         is_late = self.log.commit(
-            body, snapshot, settle, wants_checkpoint=wanted, scalars=noted, has_script_changes=has_changes
+            body,
+            snapshot,
+            settle,
+            wants_checkpoint=wanted,
+            scalars=noted,
+            has_script_changes=has_changes,
+            decision=decision,
         )
         self._writes.wants_checkpoint = is_late
         if is_logged:
@@ -255,8 +293,11 @@ class Boundaries:
         self._parts.logged.phase.note_writes("at a boundary")
         self.log.begin(has_steps=self.steps_since_boundary > 0)
         self._parts.restarts.look()
+        decision = self._decide()
         body = self._read() | {"rng": rng, "is_implicit": True, "turns": None}
-        self._commit(body if buffers is None else body | {"buffers": buffers})
+        self._commit(body if buffers is None else body | {"buffers": buffers}, decision)
+        if decision is not None:
+            self.log.end_unit(decision)
 
     def is_as_recovered(self) -> bool:
         """Return True if the run was recovered, and nothing was logged since."""

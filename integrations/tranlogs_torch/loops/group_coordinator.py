@@ -3,13 +3,18 @@
 Under DistributedDataParallel gradients are equal on all ranks, so the log of a step is divided among the ranks. If parameters
 are sharded, each rank logs its part. All ranks take checkpoints at the same boundary. They decide that together: at the
 first step, and then about every tenth boundary, where all ranks are at the same step. Between these they exchange no messages.
+
+Where no tensors are logged, these are the boundaries that are recorded. If steps are long, there are fewer between two of them,
+and the end of a loop is one of them, too.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +30,7 @@ from tranlogs.ranks import (
     extend_timeline_ids,
     new_timeline_id,
 )
-from tranlogs.training import CheckpointPolicy, EverySteps, Journal, Progress
+from tranlogs.training import CheckpointPolicy, EverySteps, FollowedRung, GroupDecision, Journal, Progress, Rung
 
 from ..ddp.divergence_check import Likeness
 from ..ddp.gradient_ranges import GradientDivision, Named, Portion, first_other
@@ -96,6 +101,7 @@ class GroupCoordinator(RankCoordinator):
         self._division.is_active = reduced and not self._sharding
         self._spans_all = reduced or self._has_world_mesh()
         self._stood_at = 0  # step of the last boundary
+        self._has_stepped = False  # since that boundary
         self._is_compared = False
         self._has_left = False
         warn_of_restarts(self.rank)
@@ -163,66 +169,101 @@ class GroupCoordinator(RankCoordinator):
 
     # Boundaries.
 
+    def share_rung(self, run: Path, rung: Rung) -> Rung:
+        if self._spans_all:
+            return rung if rung.overhead is None else FollowedRung(rung.overhead, is_leader=self.rank == 0)
+        if not rung.logs_tensors:
+            raise UsageError(
+                f'{run}: log="inputs" is for processes that record the same boundaries, and {self.recheck_obstacle}. Give the '
+                'model, or log="gradients"'
+            )
+        return Rung(logs_tensors=True)
+
+    def align_rung(self, rung: Rung) -> None:
+        if isinstance(rung, FollowedRung):
+            rung.begin_as(self.all_gather(rung.propose())[0])
+
+    def demand_question(self) -> None:
+        self._checkpoints.demand()
+
+    def decide(
+        self, journal: Journal, rung: Rung, *, is_wanted: bool, is_due: bool, is_end: bool, read_digests: Callable[[], bytes]
+    ) -> GroupDecision | None:
+        self._has_stepped, self._stood_at = journal.step > self._stood_at, journal.step
+        if self._has_left:
+            return GroupDecision(is_recorded=True)
+        if not self._is_lockstep():
+            return None
+        if self._has_stepped:  # other boundaries may be this rank's alone
+            for reducer in self._reducers:
+                reducer.note_order()
+        checkpoints, logs_tensors = self._checkpoints, rung.logs_tensors
+        checkpoints.note_boundary(journal, wanted=is_wanted or rung.wants_checkpoint)
+        is_time = self._has_stepped and checkpoints.is_time(journal)
+        if journal.is_rechecking or not (is_time or (is_end and not logs_tensors)):
+            return GroupDecision()
+        digests = read_digests() if logs_tensors else b""
+        answers = self._group.gather(
+            {
+                "due": checkpoints.begin_asking(journal),
+                "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
+                "has": journal.checkpoints.newest_step,
+                "records": is_due,
+                "seconds": checkpoints.measure_step(journal),
+                "rung": rung.propose() if isinstance(rung, FollowedRung) and self.rank == 0 else [],
+            }
+        )
+        checkpoints.space(max(one["seconds"] for one in answers), logs_tensors=logs_tensors)
+        journal.holds.set_common_step(min(one["has"] for one in answers), self.world)
+        is_any_due = any(one["due"] for one in answers)
+        is_taken = self._compare_parameters(journal.step, [one["digests"] for one in answers], is_any_due=is_any_due)
+        if is_taken:
+            checkpoints.note_taken(journal)
+        is_recorded = is_taken or any(one["records"] for one in answers)
+        return GroupDecision(is_recorded, is_taken, answers[0]["rung"])
+
+    def _compare_parameters(self, step: int, known: list[str], *, is_any_due: bool) -> bool:
+        """Stop dividing the log if ranks differ; return True if all take a checkpoint, as they do then in any case."""
+        if self._division.is_active and is_any_due and not all(known):  # it is going to read all of them anyway
+            known = self.all_gather(self._state.digest_of_parameters())
+        if self._division.is_active and all(known) and len(set(known)) > 1:
+            self._fall_back(f"the parameters of rank {first_other(known)} differ from those of rank 0 at step {step}")
+            return True
+        return is_any_due
+
     def at_boundary(
         self,
         journal: Journal,
         body: dict[str, Any],
         whole: Callable[[], dict[str, Any]],
-        *,
-        wanted: bool | None,
+        decision: GroupDecision | None,
         read_digests: Callable[[], bytes],
-    ) -> bool | None:
-        self._state.mirror, digests = {}, read_digests()
+    ) -> None:
+        self._state.mirror = {}
         is_lockstep = self._is_lockstep()
         for reducer in self._reducers:
             reducer.demand_no_join()
-        has_stepped, self._stood_at = journal.step > self._stood_at, journal.step  # other boundaries may be this rank's alone
-        if is_lockstep and has_stepped:
-            for reducer in self._reducers:
-                reducer.note_order()
         if self._reducers:
             body["ddp"] = {
                 "orders": [reducer.read_order() for reducer in self._reducers],
                 "is_divided": self._division.is_active,
             }
-        if is_lockstep and has_stepped and self.copies > 1 and self._division.is_active:
+        if is_lockstep and self._has_stepped and self.copies > 1 and self._division.is_active:
             body |= self._neighbour_copies.exchange(body)
         if self._has_left:
-            return False
+            return
         if not (self._spans_all or self._reducers or self._sharding):
+            digests = read_digests()
             body["equal"] = self._likeness.look(journal.step, xxhash.xxh3_64_hexdigest(digests) if digests else "")
-        if not is_lockstep:
-            if not self._spans_all:
-                self._notes.exchange(journal)
-            return wanted
-        self._checkpoints.note_boundary(journal, wanted=bool(wanted))
-        if journal.is_rechecking or not has_stepped or not self._checkpoints.is_time(journal):
-            return False
-        is_taken = self._decide(journal, whole, digests)
-        if self._reducers:
-            body["ddp"]["is_divided"] = self._division.is_active
-        return is_taken
+        if not self._spans_all:
+            self._notes.exchange(journal)
+        if decision is not None and decision.takes_checkpoint:
+            self.exchange_backups(whole())
 
-    def _decide(self, journal: Journal, whole: Callable[[], dict[str, Any]], digests: bytes) -> bool:
-        answers = self._group.gather(
-            {
-                "due": self._checkpoints.begin_asking(journal),
-                "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
-                "has": journal.checkpoints.newest_step,
-            }
-        )
-        journal.holds.set_common_step(min(one["has"] for one in answers), self.world)
-        known, is_any_due = [one["digests"] for one in answers], any(one["due"] for one in answers)
-        if self._division.is_active and is_any_due and not all(known):  # it is going to read all of them anyway
-            known = self.all_gather(self._state.digest_of_parameters())
-        if self._division.is_active and all(known) and len(set(known)) > 1:
-            other = first_other(known)
-            self._fall_back(f"the parameters of rank {other} differ from those of rank 0 at step {journal.step}")
-        elif not is_any_due:
-            return False
-        self._checkpoints.note_taken(journal)
-        self.exchange_backups(whole())
-        return True
+    def prepare_checkpoint(self, journal: Journal, whole: dict[str, Any]) -> None:
+        if self._is_lockstep():
+            self._checkpoints.note_taken(journal)
+            self.exchange_backups(whole)
 
     def exchange_backups(self, whole: dict[str, Any]) -> None:
         """Keep the next rank's auxiliary state in this rank's checkpoint, in case that rank loses its disk. All must call it.
@@ -362,6 +403,7 @@ class GroupCoordinator(RankCoordinator):
 
 
 _ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
+_ASK_SECONDS = 0.5  # the same where no tensors are logged and steps are long
 
 _NAME = "checkpoint"
 
@@ -378,6 +420,8 @@ class GroupCheckpoints:
         self._asked_at = self._taken_at = 0  # steps
         self._companions_at = 0  # companion steps when the last checkpoint was taken
         self._is_wanted = self._is_hurried = self._was_suspended = False
+        self._steps_apart = _ASK_STEPS
+        self._measured = 0, time.perf_counter()  # the step at which all asked last, and when
 
     def demand(self) -> None:
         """Ask at the next boundary, and take a checkpoint there."""
@@ -392,8 +436,22 @@ class GroupCheckpoints:
         """Return True if all ranks ask each other at this step."""
         companions = journal.checkpoints.schedule.companion_steps - self._companions_at
         is_over = self.every is not None and journal.step - self._taken_at - companions >= self.every
-        is_time = journal.step // _ASK_STEPS > self._asked_at // _ASK_STEPS or is_over
+        is_time = journal.step // self._steps_apart > self._asked_at // self._steps_apart or is_over
         return is_time or self._is_hurried
+
+    def measure_step(self, journal: Journal) -> float:
+        """Return how long a step has taken since all asked each other last; 0.0 if there was none."""
+        (step, began), now = self._measured, time.perf_counter()
+        self._measured = journal.step, now
+        return (now - began) / (journal.step - step) if journal.step > step else 0.0
+
+    def space(self, seconds: float, *, logs_tensors: bool) -> None:
+        """Choose after how many steps all ask each other again.
+
+        Args:
+            seconds: of a step on the slowest rank.
+        """
+        self._steps_apart = _ASK_STEPS if logs_tensors else max(1, min(_ASK_STEPS, int(_ASK_SECONDS / max(seconds, 1e-9))))
 
     def begin_asking(self, journal: Journal) -> bool:
         """Return True if this rank needs a checkpoint now."""
@@ -409,6 +467,7 @@ class GroupCheckpoints:
     def restart(self, step: int, checkpoint_step: int) -> None:
         """Go on from a recovery: at `step`, with the newest checkpoint that all ranks have."""
         self._asked_at, self._taken_at = step, checkpoint_step
+        self._measured = step, time.perf_counter()
 
 
 class CheckpointNotes:

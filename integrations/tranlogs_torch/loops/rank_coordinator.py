@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tranlogs.ranks import FindObstacle, GroupRecovered, ReplacementSource
-from tranlogs.training import Journal, Progress
+from tranlogs.training import GroupDecision, Journal, Progress, Rung
 
 from ..ddp.gradient_ranges import Portion
 from ..elastic.shard_loading import RecoverableState
@@ -63,25 +64,52 @@ class RankCoordinator:
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
         return None
 
+    def share_rung(self, run: Path, rung: Rung) -> Rung:
+        """Return what decides on this rank whether tensors are logged.
+
+        Raises:
+            UsageError: `rung` logs none, and the ranks do not wait for each other.
+        """
+        return rung
+
+    def demand_question(self) -> None:
+        """Ask the other ranks at the next boundary with a step whether a checkpoint is due. All must call it."""
+
+    def decide(
+        self, journal: Journal, rung: Rung, *, is_wanted: bool, is_due: bool, is_end: bool, read_digests: Callable[[], bytes]
+    ) -> GroupDecision | None:
+        """Return what all ranks do at this boundary; None if each of them decides for itself.
+
+        Args:
+            journal: journal of this rank.
+            rung: tells whether tensors are logged.
+            is_wanted: True if a checkpoint was asked for.
+            is_due: True if a boundary is to be recorded where no tensors are logged.
+            is_end: True if a loop ends here.
+            read_digests: returns the fingerprint of all parameters; empty if only some were compared.
+        """
+        return None
+
     def at_boundary(
         self,
         journal: Journal,
         body: dict[str, Any],
         whole: Callable[[], dict[str, Any]],
-        *,
-        wanted: bool | None,
+        decision: GroupDecision | None,
         read_digests: Callable[[], bytes],
-    ) -> bool | None:
-        """Return whether to take a checkpoint at this boundary; None if the policy decides.
+    ) -> None:
+        """Add this rank's part to the body of a boundary that is recorded.
 
         Args:
             journal: journal of this rank.
-            body: body of the boundary; this rank's part is added to it.
+            body: body of the boundary.
             whole: returns what a checkpoint holds of the boundary.
-            wanted: whether a checkpoint was asked for.
-            read_digests: returns the fingerprint of all parameters; empty if only some were compared.
+            decision: of all ranks on this boundary.
+            read_digests: see `decide`.
         """
-        return wanted
+
+    def prepare_checkpoint(self, journal: Journal, whole: dict[str, Any]) -> None:
+        """Prepare a checkpoint that all ranks take outside of `decide`."""
 
     def leave(self) -> None:
         """Stop exchanging messages: the other processes may have ended."""
@@ -141,6 +169,9 @@ class RankCoordinator:
             checkpoint_step: step of the checkpoint that this rank has loaded.
         """
         return []
+
+    def align_rung(self, rung: Rung) -> None:
+        """Let all ranks log the same from the first step on. All must call it."""
 
     def stand_at(self, step: int) -> None:
         """Note the step of the boundary to which training was set back."""

@@ -309,6 +309,7 @@ class Recovery:
         """Do what all ranks do before any of them goes on."""
         parts, coordinator, caveats_found = self._parts, self._parts.coordinator, landing.caveats
         body = {**self._landed, "scalars": parts.scalars.pack()}
+        coordinator.align_rung(parts.rung)
         is_any_lost = any(coordinator.all_gather(landing.is_journal_lost))
         begins = landing.starts_generation or is_any_lost  # a disk that is lost next costs nothing more
         # The new timeline begins in all journals before the first record: else a crash could leave steps of two histories.
@@ -375,7 +376,8 @@ class Recovery:
         """Refuse settings that differ between processes which train together, and agree on the id of the run."""
         parts = self._parts
         logs = {f"log of optimizer {name!r}": hooks.log for name, hooks in parts.hooks.items()}
-        parts.coordinator.require_same_settings({"durability": parts.settings.durability, **logs})
+        overhead = "no bound" if parts.rung.overhead is None else f"{100 * parts.rung.overhead:g} %"
+        parts.coordinator.require_same_settings({"durability": parts.settings.durability, "overhead": overhead, **logs})
         if self._shared_id is None:
             ids = parts.coordinator.all_gather((parts.journal.is_fresh, parts.journal.run.run_id))
             self._shared_id = next((name for is_fresh, name in ids if not is_fresh), ids[0][1])
@@ -410,6 +412,7 @@ class Recovery:
             _log.warning("%s: %s", run, caveat)
         body["scalars"] = parts.scalars.pack()
         if not is_first:  # the others continue from what they have: they report it as they land, and that they have begun
+            coordinator.align_rung(parts.rung)
             coordinator.all_gather(True)
             coordinator.all_gather(True)
         coordinator.exchange_backups(body)

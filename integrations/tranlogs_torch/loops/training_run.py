@@ -114,12 +114,7 @@ class TrainingRun:
         self.hooks = hooks = dict[str, OptimizerHooks]()
         self.environment = environment = dict[str, Any]()  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
-        rung = rung or Rung(logs_tensors=True)
-        if not (rung.logs_tensors or self.coordinator.is_single):
-            raise UsageError(
-                f'{self.run}: log="inputs" is for a process that trains alone: processes that train together would have to '
-                'record the same boundaries. Use log="gradients"'
-            )
+        rung = self.coordinator.share_rung(self.run, rung or Rung(logs_tensors=True))
         if on_cuda and not torch.are_deterministic_algorithms_enabled():
             rung.is_repeatable = False  # atomic additions
         self._resources = RunResources(
@@ -136,7 +131,6 @@ class TrainingRun:
         staging = Staging() if self._resources.config.writer == "thread" else None
         if staging is not None:
             self.state.convert = staging.to_array
-        rung = rung if self.coordinator.is_single else Rung(logs_tensors=True)
         self.logged = LoggedRun(self.run, self.journal, self.state, self.auxiliary, self.coordinator, staging, rung)
         self.scalars, self.restarts = ScalarHistory(), Restarts(report, make_framework(modules, hooks, self.auxiliary))
         self._parts = RunParts(

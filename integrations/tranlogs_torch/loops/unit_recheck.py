@@ -1,7 +1,8 @@
 """The newest unit before a crash, which the script's own loop computes again: what follows from the comparison.
 
 Several ranks conclude together. They ask each other at the first boundary after a step, which all of them pass, and at those
-that follow until the unit is over. All go on after the unit, or all set back what each has recorded.
+that follow until the unit is over. All go on after the unit, or all set back what each has recorded. Where steps are computed
+again of which the log has no tensors, they ask at each recorded boundary; if something differs, what they compute holds.
 
 outcomes of the ranks                                       verdict
 a rank differs                                              different: all ranks set back what they have recorded
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
+from tranlogs.ranks import extend_timeline_ids, get_timeline_ids, new_timeline_id
 from tranlogs.training import (
     LOOP_LENGTH,
     PASSES,
@@ -99,11 +101,12 @@ class UnitRecheck(RecomputedUnit):
         recheck, coordinator = self._recheck, self._parts.coordinator
         if recheck is None or not self.is_pending or not self._is_due(recheck):
             return False
-        answers = coordinator.all_gather(self._describe_outcome(recheck).pack())
-        verdict = conclude([UnitOutcome(*packed) for packed in answers])
+        outcomes = [UnitOutcome(*packed) for packed in coordinator.all_gather(self._describe_outcome(recheck).pack())]
+        self.wants_checkpoint = any(one.wants_checkpoint for one in outcomes)
+        verdict = conclude(outcomes)
         if verdict is None:
             return False
-        self._conclude(recheck, verdict)
+        self._conclude(recheck, verdict, outcomes)
         self._start_timeline()
         return True
 
@@ -121,8 +124,9 @@ class UnitRecheck(RecomputedUnit):
 
     def _describe_outcome(self, recheck: UnitComparison) -> UnitOutcome:
         difference, report = recheck.difference, self._parts.report
+        about = recheck.equal.step, self._parts.journal.log.next_timeline, new_timeline_id(), self.wants_checkpoint
         if difference is None:
-            return UnitOutcome(recheck.is_over)
+            return UnitOutcome(recheck.is_over, "", False, *about)
         text = describe_difference(
             difference,
             causes=causes(report.face),
@@ -130,11 +134,22 @@ class UnitRecheck(RecomputedUnit):
             recomputed=recheck.unit if recheck.unit.is_covered else None,
             is_repeatable=self._parts.rung.is_repeatable,
         )
-        return UnitOutcome(recheck.is_over, text, not is_rounding(difference))
+        return UnitOutcome(recheck.is_over, text, not is_rounding(difference), *about)
 
-    def _conclude(self, recheck: UnitComparison, verdict: UnitVerdict) -> None:
+    def _end_together(self, recheck: UnitComparison, outcomes: Sequence[UnitOutcome]) -> None:
+        """Let the log go on behind the newest boundary that is equal on all ranks, on a timeline that they begin together."""
+        parts, step = self._parts, min(one.equal_step for one in outcomes)
+        ids = get_timeline_ids(parts.environment)
+        parts.environment.update(past=extend_timeline_ids(ids, step, outcomes[0].timeline_id))
+        self.starts_timeline = True
+        self._end(recheck.position_at(step), max(one.next_timeline for one in outcomes))
+
+    def _conclude(self, recheck: UnitComparison, verdict: UnitVerdict, outcomes: Sequence[UnitOutcome]) -> None:
         parts, report = self._parts, self._parts.report
-        self._end()
+        if recheck.unit.is_covered and verdict.kind == "different" and len(outcomes) > 1:
+            self._end_together(recheck, outcomes)
+        else:
+            self._end()
         if verdict.kind == "equal":
             # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
             # An equal unit removes doubts about what the loop keeps.
@@ -206,11 +221,19 @@ class UnitOutcome:
         is_over: True if the rank has come to the end of its unit.
         text: the difference between its unit and the record; "" if there is none.
         is_wrong: True if the difference is larger than a rounding error.
+        equal_step: step of the newest boundary that is equal.
+        next_timeline: the number of the next timeline that the journal of the rank begins.
+        timeline_id: an id for it.
+        wants_checkpoint: True if the rank wants a checkpoint of what was computed again so far.
     """
 
     is_over: bool
     text: str = ""
     is_wrong: bool = False
+    equal_step: int = 0
+    next_timeline: int = 0
+    timeline_id: str = ""
+    wants_checkpoint: bool = False
 
     def pack(self) -> list[Any]:
         """Return the outcome as plain values that can be sent to other ranks."""

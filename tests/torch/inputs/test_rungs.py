@@ -17,7 +17,7 @@ from tests.torch.lab import Attempt, differences, in_child, uninterrupted
 from tranlogs.base.errors import UsageError
 from tranlogs.recovery.journal_facts import read_catalog
 from tranlogs.training import parse_overhead, rungs
-from tranlogs.training.rungs import MeasuredRung
+from tranlogs.training.rungs import FollowedRung, MeasuredRung
 from tranlogs_torch import LoggedOptimizer
 
 
@@ -83,6 +83,27 @@ def test_trials_come_with_a_checkpoint_and_become_rare_where_they_find_the_same(
     rung.settle()
     run_through_nothing = rung.note_unit()
     assert (run_through_nothing, rung.phase) == (False, "gradients")
+
+
+def test_ranks_follow_what_the_first_one_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each changes where all of them ask each other, whatever it measures itself."""
+    clocks, rank = [1000.0] * 3, 0
+    monkeypatch.setattr(rungs.time, "perf_counter", lambda: clocks[rank])
+    ranks = [FollowedRung(0.05, is_leader=rank == 0) for rank in range(3)]
+    phases = list[str]()
+    for unit in range(1, 81):
+        for rank, rung in enumerate(ranks):
+            clocks[rank] += (0.104, 0.2, 0.1)[rank] if rung.phase == "trial" else 0.1
+            assert rung.note_unit() is False
+        if unit % 10 == 0:
+            proposal, is_checkpoint = ranks[0].propose(), unit == 70
+            assert len({rung.follow(proposal, is_checkpoint=is_checkpoint) for rung in ranks}) == 1
+            assert len({(rung.phase, rung.logs_tensors, rung.cost) for rung in ranks}) == 1
+            phases.append(ranks[0].phase)
+    assert phases == ["trial", "trial", "plain", "plain", "plain", "awaiting", "gradients", "gradients"]
+    late = FollowedRung(0.05, is_leader=False)
+    late.begin_as(ranks[0].propose())
+    assert late.phase == "gradients"
 
 
 def test_long_units_are_tried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +224,7 @@ def test_gradients_are_logged_where_a_loop_does_not_repeat_itself(
 ) -> None:
     """Where that is the arithmetic's fault, the bound on what they cost holds."""
     monkeypatch.setattr(MeasuredRung, "is_repeatable", is_repeatable)
+    shorten_trials(1.0, monkeypatch.setattr)
 
     def noisy(attempt: Attempt) -> None:
         model, optimizer, loader = scripts.begin(attempt)

@@ -9,6 +9,8 @@ Two rules, the first that leads to a step of which every rank has a way (`WAYS`)
 A journal that is damaged, or that ends much earlier than the others (an older copy, or of a disk that was full for a while),
 counts as lost if that leads further: with copies, or where each rank logs all, no step is then lost. The choice is made in the
 newest generation; in the one before it, if a crash interrupted the start of the newest one, or if that cannot be recovered.
+
+A boundary is reached if the log has the tensors of all steps before it. What all journals have behind it is computed again.
 """
 
 from __future__ import annotations
@@ -154,9 +156,13 @@ def agree(summaries: Sequence[JournalSummary], damage: Damage, step: int | None 
     held = [summary for summary in summaries if not summary.is_empty]
     if not held:
         return None
-    ends = {summary.rank: summary.last_step for summary in held}
+    ends = {summary.rank: summary.end_step for summary in held}
     newest = max(ends.values())
-    behind = {one.rank for one in held if ends[one.rank] + _STEPS_APART_MAX < newest}
+    # Ranks that died together have the same boundaries, but perhaps for the newest one.
+    before = min(
+        [newest - _STEPS_APART_MAX, *(step for one in held if ends[one.rank] == newest for step in one.recorded_steps)]
+    )
+    behind = {one.rank for one in held if ends[one.rank] < before}
     unreadable = {rank for rank, _ in (*damage.records, *damage.boundaries)}
     damaged = {one.rank for one in held if one.rank in unreadable or _is_torn(one)} - behind
     found: Agreement | None = None

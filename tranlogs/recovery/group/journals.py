@@ -98,7 +98,18 @@ class GenerationLog:
             timeline_ids=self._read_timeline_ids(),
             has_full_records=replicated and bool(body.get("ddp", {}).get("is_divided")) and self._ends_with_full_record(),
             last_equal_step=int(body.get("equal", -1)),
+            recorded_steps=self._find_recorded_steps(),
         )
+
+    def _find_recorded_steps(self) -> tuple[int, ...]:
+        """Return the two newest steps with a boundary in the newest run of chained records, or fewer; the newest first."""
+        found = list[int]()
+        for link in reversed(self.recorded.runs[-1]) if self.recorded.runs else ():
+            if link.kind.is_boundary and link.step not in found:
+                found.append(link.step)
+            if len(found) == 2:
+                break
+        return tuple(found)
 
     def _read_newest_boundary(self) -> dict[str, Any]:
         """Return the body of the newest boundary; {} if it cannot be read."""

@@ -1,6 +1,7 @@
 """Plans of one rank: how it gets from a checkpoint to the boundary on which the group agreed, by the journals it can read.
 
-The group also chooses a unit that all ranks can compute again."""
+The group also chooses what all ranks compute again: the newest unit, or the steps without tensors that they all have recorded.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record_format import Position, RecordKind
-from ..history import LastUnit, Link, Run, find_last_unit
+from ..history import LastUnit, Link, Run, find_ends, find_last_unit
 from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
@@ -148,11 +149,14 @@ class UnitSummary:
         step: the step of the boundary before the unit.
         number: which of the boundaries at that step, counted from 1; 0 if only a checkpoint of it exists.
         kinds: a letter for each step and each boundary of the unit; "" if the log does not hold the unit.
+        covered: the steps of the boundaries that are recorded behind the place where the group resumes, if the log has no
+            tensors of these steps.
     """
 
     step: int = 0
     number: int = 0
     kinds: str = ""
+    covered: tuple[int, ...] = ()
 
 
 def find_obstacle(target: GroupTarget, world: int, *, is_resharded: bool) -> str:
@@ -199,15 +203,20 @@ def name_rank(texts: Sequence[str]) -> str:
 class CommonUnit:
     """The choice of the unit, made again in each attempt of a group recovery. All ranks must call `choose` and `is_refused`.
 
+    Args:
+        find_obstacle: see `GroupRecovery.recover`; None to compute again only what the log has no tensors of.
+
     Attributes:
         obstacle: why no unit is computed again; "" if one is, or if the run has no steps.
+        end_step: the step up to which the ranks compute again what the log has no tensors of; None if there is none.
     """
 
-    def __init__(self, rank: int, world: int, find_obstacle: FindObstacle, transport: Transport) -> None:
+    def __init__(self, rank: int, world: int, find_obstacle: FindObstacle | None, transport: Transport) -> None:
         self._rank, self._world, self._find_obstacle, self._transport = rank, world, find_obstacle, transport
         self._refusal = ""  # by a rank, in an earlier attempt
         self._found: tuple[LastUnit, RecoveryPlan] | None = None  # the unit, and the plan that leads to its end
         self.obstacle = ""
+        self.end_step: int | None = None
 
     def choose(
         self,
@@ -219,14 +228,19 @@ class CommonUnit:
         is_resharded: bool,
     ) -> GroupTarget | None:
         """Return the boundary before the unit that ends at `target`; None if no unit is computed again."""
-        self._found, self.obstacle = None, ""
-        if not target.agreement.step:
+        self._found, self.end_step, self.obstacle = None, None, ""
+        obstacle = self._refusal or find_obstacle(target, self._world, is_resharded=is_resharded)
+        if obstacle:
+            self.obstacle = obstacle if target.agreement.step else ""
             return None
-        self.obstacle = self._refusal or find_obstacle(target, self._world, is_resharded=is_resharded)
-        if self.obstacle:
+        found, summary, recorded = self._find(target, planner)
+        units = gather(self._transport, summary)
+        if (count := count_common([unit.covered for unit in units])) and recorded is not None:
+            self._found, self.end_step = _cut(recorded, count), summary.covered[count - 1]
             return None
-        found, summary = self._find(target, planner)
-        start, self.obstacle = choose_unit_start(generations, target, gather(self._transport, summary), damage)
+        if self._find_obstacle is None or not target.agreement.step:
+            return None
+        start, self.obstacle = choose_unit_start(generations, target, units, damage)
         self._found = found if start is not None else None
         return start
 
@@ -244,24 +258,58 @@ class CommonUnit:
         require_sound(unit.links)
         recovered.last_unit = unit
         recovered.plan = replace(recovered.plan, has_later=plan.has_later, notes=plan.notes)
-        return self._find_obstacle(recovered)
+        return "" if self._find_obstacle is None or unit.is_covered else self._find_obstacle(recovered)
 
     def is_refused(self, obstacles: Sequence[str]) -> bool:
         """Return True if a rank cannot compute the unit again; the next attempt then ends after the unit."""
         self._refusal = name_rank(obstacles) or self._refusal
         return bool(self._refusal) and self._found is not None
 
-    def _find(self, target: GroupTarget, planner: RankPlanner) -> tuple[tuple[LastUnit, RecoveryPlan] | None, UnitSummary]:
-        """Return the newest unit of this rank with the plan that leads to its end, and the summary of the unit."""
+    def _find(self, target: GroupTarget, planner: RankPlanner) -> tuple[_Unit | None, UnitSummary, _Recorded | None]:
+        """Return the newest unit of this rank with the plan that leads to its end, and the summary of the unit.
+
+        The last value is what is recorded behind `target`, if the log has no tensors of these steps.
+        """
         base = target.agreement.bases[self._rank]
         assert base is not None, "a rank whose journal is not lost has a checkpoint"
         try:
             log = planner.read_log(self._rank)
             plan = planner.plan(log, self._rank, base)
         except (CorruptCheckpoint, OSError):  # the attempt meets it again, where all ranks learn of it
-            return None, UnitSummary()
+            return None, UnitSummary(), None
+        links = log.recorded.after_position(plan.position)
+        recorded = _Recorded(log, plan, links, tuple(find_ends(links))) if len(links) and links[0].covered else None
+        covered = () if recorded is None else tuple(link.step for link in recorded.ends)
         unit = find_last_unit(log.history, log.checkpoints, plan.position)
         if unit is None:
-            return None, UnitSummary()
+            return None, UnitSummary(covered=covered), recorded
         kinds = "".join(_KINDS.get(link.kind, "") for link in unit.links)
-        return (unit, plan), UnitSummary(unit.start.step, planner.count_boundaries(log, unit.start), kinds)
+        number = planner.count_boundaries(log, unit.start)
+        return (unit, plan), UnitSummary(unit.start.step, number, kinds, covered), recorded
+
+
+_Unit = tuple[LastUnit, RecoveryPlan]  # a unit, and the plan that leads to its end
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What a rank has recorded of steps without tensors, behind the end of a plan; `ends` are the boundaries that count."""
+
+    log: GenerationLog
+    plan: RecoveryPlan
+    links: Run
+    ends: tuple[Link, ...]
+
+
+def count_common(covered: Sequence[Sequence[int]]) -> int:
+    """Return how many of the recorded boundaries, given by their steps, are the same on all ranks, from the first on."""
+    return next((i for i, steps in enumerate(zip(*covered, strict=False)) if len(set(steps)) > 1), min(map(len, covered)))
+
+
+def _cut(recorded: _Recorded, count: int) -> _Unit:
+    """Return the unit that ends with a recorded boundary, given by its number from 1."""
+    start, end = recorded.plan.position, recorded.ends[count - 1]
+    links = tuple(recorded.links[: end.sequence - recorded.links[0].sequence + 1])  # the numbers in a run have no gap
+    unit = LastUnit(start, position_after(links, start), links)
+    has_later = has_later_boundary(recorded.log.recorded, recorded.log.checkpoints, unit.end)
+    return unit, replace(recorded.plan, has_later=has_later)

@@ -10,7 +10,7 @@ rank. If parameters are sharded in another way now, the log of each former rank 
 reads its parts from these checkpoints (reshard.py).
 
 If training is to compute the newest unit again, all ranks resume one unit before the boundary that they have chosen, or none
-does (plan.py).
+does (plan.py). Where the log has no tensors of the newest steps, training computes those again that all ranks have recorded.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class GroupRecovery:
             RecoveryError: there is no such boundary, or another rank could not recover.
             UsageError: the ranks are asked for different steps, or this number of processes cannot continue the run.
         """
-        if find_obstacle is not None and step is None:
+        if step is None:
             self._unit = CommonUnit(self.rank, self.world, find_obstacle, self._transport)
         if not self._is_known:
             self._known = self._own.open(self._transport, self.state.is_resharded, step)
@@ -249,6 +249,8 @@ class GroupRecovery:
             RecoveryError: the states of the ranks differ.
         """
         agreement, generation, summaries = end.agreement, work.generation, self._known.summaries
+        computed_to = None if self._unit is None else self._unit.end_step
+        end_step = agreement.step if computed_to is None else computed_to
         is_new = agreement.is_forked or work.starts_generation or any(one.has_later for one in outcomes)
         is_new |= any(summary.has_empty_timeline for summary in summaries)
         timeline = max(summary.timeline for summary in summaries) + is_new
@@ -267,7 +269,7 @@ class GroupRecovery:
             is_resized=generation.world != self.world,
             is_journal_lost=not work.has_part,
             is_resharded=work.is_resharded,
-            timeline_ids=extend_timeline_ids(ids, agreement.step, self._known.timeline_id if is_new else ""),
+            timeline_ids=extend_timeline_ids(ids, end_step, self._known.timeline_id if is_new else ""),
             copied_rank=self.rank if work.way is Way.COPIES else -1,
             caveats=attempt.caveats,
             notes=list(dict.fromkeys([*self._known.notes, *(text for one in outcomes for text in one.notes)])),

@@ -82,6 +82,8 @@ class JournalSummary:
             are replicated.
         last_equal_step: the step at which ranks that each log everything were last seen to have equal parameters; -1 for
             never.
+        recorded_steps: the newest steps with a recorded boundary, at most two, the newest first, whether or not the log has the
+            tensors that lead there.
     """
 
     rank: int
@@ -100,6 +102,7 @@ class JournalSummary:
     timeline_ids: TimelineIds = UNKNOWN_IDS
     has_full_records: bool = False
     last_equal_step: int = -1
+    recorded_steps: tuple[int, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -116,6 +119,11 @@ class JournalSummary:
         """The newest step at which the rank can resume; 0 if there is none."""
         return max(self.list_steps(), default=0)
 
+    @property
+    def end_step(self) -> int:
+        """The newest step that the journal has recorded."""
+        return max(self.last_step, *self.recorded_steps[:1], 0)
+
     def list_steps(self) -> set[int]:
         """Return the steps at which the rank can resume."""
         return {step for one in self.ranges for step in one.boundary_counts} | {one.step for one in self.checkpoints}
@@ -126,14 +134,15 @@ class JournalSummary:
 
     def without_records(self) -> JournalSummary:
         """Return the summary of the journal as if it were lost."""
-        return replace(self, ranges=(), checkpoints=())
+        return replace(self, ranges=(), checkpoints=(), recorded_steps=())
 
     def truncate(self, step: int) -> JournalSummary:
         """Return the summary of what the journal holds up to a step."""
         ranges = tuple(_truncate_range(one, step) for one in self.ranges)
         checkpoints = tuple(one for one in self.checkpoints if one.step <= step)
         is_empty = not checkpoints and not any(one.boundary_counts for one in ranges)
-        return replace(self, ranges=() if is_empty else ranges, checkpoints=checkpoints)
+        recorded = tuple(one for one in self.recorded_steps if one <= step)
+        return replace(self, ranges=() if is_empty else ranges, checkpoints=checkpoints, recorded_steps=recorded)
 
 
 def _truncate_range(log_range: LogRange, step: int) -> LogRange:
