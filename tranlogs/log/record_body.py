@@ -28,7 +28,7 @@ from ..base.types import AnyArray, Array, Bytes
 from ..encoding import tree
 from ..encoding.compression import compress
 from .layout import Layout, Payload, SparseForm, pack_layout
-from .payload_writer import PieceWriter
+from .payload_writer import Record
 from .record_format import HEAD, Description, RecordKind, pack_description
 
 WHOLE = ""  # the part that is the whole body
@@ -170,28 +170,29 @@ class _Known:
 
 
 class SegmentDefinitions:
-    """The layouts and bodies that records of the open segment define."""
+    """The layouts and bodies that records of the open segment define, to which later records refer."""
 
     def __init__(self) -> None:
         self._layouts: dict[Layout, int] = {}  # place of the record that defines the layout
         self._newest: tuple[Layout, int] | None = None  # of these: records of one layout follow one another
-        self._parts = PartsWriter()
+        self._parts: dict[str, _Known] = {}
+        self._base: dict[str, _Known] = {}  # the parts of the boundary to which later ones refer
+        self._base_at = 0
+        self._bodies: dict[bytes, int] = {}  # place of the record that holds the body of a step
 
-    def describe(self, payload: Payload, pieces: PieceWriter, content: EncodedContent) -> tuple[bytes, PlacedBody]:
+    def describe(self, record: Record, content: EncodedContent) -> tuple[bytes, PlacedBody]:
         """Encode the description of a record, and place its body.
 
         What an earlier record of the segment defines, a layout or a body, is referred to.
         """
-        body, ends_unit = content.body, content.kind.is_boundary
+        payload, body = record.payload, content.body
         layout_at, layout = self._layout(payload.layout) if payload.layout.tensors else (0, b"")
-        body_at = self._parts.shared_body(body)
-        payload_end = pieces.offset + HEAD.size + pieces.stored_bytes
+        whole = body.get(WHOLE)
+        body_at = 0 if whole is None or whole.arrays else self._bodies.get(whole.blob, 0)
         if body_at:
             body = {name: part for name, part in body.items() if name != WHOLE}
-        if body or ends_unit:
-            placed = self._parts.write(body, pieces.offset, payload_end, is_boundary=ends_unit)
-        else:
-            placed = PlacedBody(pieces.offset, payload_end)
+        placed = PlacedBody(record.offset, record.offset + HEAD.size + record.stored_bytes)
+        self._pack(body, placed, is_boundary=content.kind.is_boundary)
         description = Description(
             layout_at,
             body_at,
@@ -199,8 +200,8 @@ class SegmentDefinitions:
             layout,
             _absent(payload) if payload.absent else b"",
             _sparse(payload.sparse) if payload.sparse else b"",
-            pieces.sums,
-            pieces.codecs,
+            record.sums,
+            record.codecs,
             content.digests,
             tree.encode(content.scalars, is_checked=True) if content.scalars else b"",
             tree.encode(placed.packed, is_checked=True) if placed.packed else b"",
@@ -211,7 +212,18 @@ class SegmentDefinitions:
         """Note that a record is in the file, so that later records can refer to it by its place."""
         if layout.tensors and (self._newest is None or self._newest[0] is not layout):
             self._newest = layout, self._layouts.setdefault(layout, place)
-        self._parts.written(placed, place)
+        if not placed.record:
+            return  # The first record has no place: 0 stands for none.
+        for known in placed.fresh:
+            known.at = place
+        self._parts.update(placed.parts)
+        if placed.is_base:
+            self._base, self._base_at = {key: part for key, part in placed.parts.items() if key != WHOLE}, place
+        whole = placed.parts.get(WHOLE)
+        if whole is not None and not whole.part.arrays:
+            if len(self._bodies) >= _WHOLE_BODIES_MAX:
+                self._bodies.clear()
+            self._bodies[whole.part.blob] = place
 
     def _layout(self, layout: Layout) -> tuple[int, bytes]:
         """Return the place of the record that defines a layout, or 0 and the encoded layout if this record defines it."""
@@ -220,52 +232,17 @@ class SegmentDefinitions:
         known = self._layouts.get(layout)
         return (0, pack_layout(layout)) if known is None else (known, b"")
 
-
-def _absent(payload: Payload) -> bytes:
-    """Return the bitmap of absent tensors."""
-    bits = bytearray((len(payload.layout) + 7) // 8)
-    for i in payload.absent:
-        bits[i // 8] |= 1 << (i % 8)
-    return bytes(bits)
-
-
-def _sparse(sparse: Mapping[int, SparseForm]) -> bytes:
-    """Return the forms of sparse tensors, encoded."""
-    return tree.encode({i: tuple(form) for i, form in sparse.items()})
-
-
-class PartsWriter:
-    """Packs the bodies of the records of one segment: what has changed, and references to earlier records for the rest."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
-        self._base: dict[str, _Known] = {}  # the parts of the boundary to which later ones refer
-        self._base_at = 0
-        self._bodies: dict[bytes, int] = {}  # place of the record that holds the body
-
-    def shared_body(self, body: EncodedBody) -> int:
-        """Return the place of an earlier record that holds the same body; 0 if there is none."""
-        part = body.get(WHOLE)
-        return 0 if part is None or part.arrays else self._bodies.get(part.blob, 0)
-
-    def write(self, body: EncodedBody, record: int, arrays_at: int, *, is_boundary: bool) -> PlacedBody:
-        """Pack a body for a record, and assign offsets to its large arrays.
-
-        Args:
-            arrays_at: offset at which the body's large arrays are written.
-            is_boundary: True if the parts other than "" are those of a boundary.
-        """
-        placed = PlacedBody(record, arrays_at)
+    def _pack(self, body: EncodedBody, placed: PlacedBody, *, is_boundary: bool) -> None:
+        """Pack a body for a record: what has changed, and references to earlier records for the rest."""
         for name, part in body.items():
-            known = self._known.get(name)
+            known = self._parts.get(name)
             if known is None or known.part is not part:
                 known = self._place(part, known, placed)
             placed.parts[name] = known
         if not (is_boundary and self._base and self._refer_to_base(placed)):
             placed.is_base = is_boundary
             for name, known in placed.parts.items():
-                placed.packed |= known.pack(name, record, None)
-        return placed
+                placed.packed |= known.pack(name, placed.record, None)
 
     def _refer_to_base(self, placed: PlacedBody) -> bool:
         """Pack what has changed since an earlier boundary. Return False if too few parts are equal."""
@@ -280,21 +257,6 @@ class PartsWriter:
             return False
         placed.packed = {BASE: self._base_at, **packed}
         return True
-
-    def written(self, placed: PlacedBody, place: int) -> None:
-        """Note that a record is in the file, so that later records can refer to it by its place."""
-        if not placed.record:
-            return  # The first record has no place: 0 stands for none.
-        for known in placed.fresh:
-            known.at = place
-        self._known.update(placed.parts)
-        if placed.is_base:
-            self._base, self._base_at = {key: part for key, part in placed.parts.items() if key != WHOLE}, place
-        whole = placed.parts.get(WHOLE)
-        if whole is not None and not whole.part.arrays:
-            if len(self._bodies) >= _WHOLE_BODIES_MAX:
-                self._bodies.clear()
-            self._bodies[whole.part.blob] = place
 
     def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
         """Return where a part stands: what has changed since it last stood in the segment, in this record."""
@@ -314,6 +276,19 @@ class PartsWriter:
         found = _Known(part, placed.record, arrays)
         placed.fresh.append(found)
         return found
+
+
+def _absent(payload: Payload) -> bytes:
+    """Return the bitmap of absent tensors."""
+    bits = bytearray((len(payload.layout) + 7) // 8)
+    for i in payload.absent:
+        bits[i // 8] |= 1 << (i % 8)
+    return bytes(bits)
+
+
+def _sparse(sparse: Mapping[int, SparseForm]) -> bytes:
+    """Return the forms of sparse tensors, encoded."""
+    return tree.encode({i: tuple(form) for i, form in sparse.items()})
 
 
 class PlacedBody:
