@@ -158,12 +158,12 @@ class DocumentSegment:
         if 0 in body:
             base = self._body(self._offset(body.pop(0)))
             assert 0 not in base
-            base.pop("", None)
+            base = {key: part for key, part in base.items() if key.partition("#")[0]}
             body = {key: part for key, part in (base | body).items() if part is not None}
         if body_at:
             assert "" not in body
             body[""] = self._body(self._offset(body_at))[""]
-        parts = {key: self._part(key, body) for key in body if "/" not in key}
+        parts = {key: self._part(key, body) for key in body if "/" not in key and "#" not in key}
         assert ("" in parts) == (kind != "BOUNDARY")
         entry.body = parts.pop("", None)
         if kind in ("BOUNDARY", "UNIT"):
@@ -231,15 +231,15 @@ class DocumentSegment:
         return body
 
     def _part(self, key: str, body: dict[Any, Any]) -> Any:
-        content, arrays = body[key] if isinstance(body[key], list) else (body[key], [])
-        if isinstance(content, int):
-            there = self._body(self._offset(content))[key]
-            content = there[0] if isinstance(there, list) else there
-        if isinstance(arrays, int):
-            arrays = self._body(self._offset(arrays))[key][1]
         return decode_tree(
-            content, lambda index, size: self._far(arrays[index], size), lambda index: self._part(f"{key}/{index}", body)
+            self._content(key, body),
+            lambda index, size: self._far(self._content(f"{key}#{index}", body), size),
+            lambda index: self._part(f"{key}/{index}", body),
         )
+
+    def _content(self, key: str, body: dict[Any, Any]) -> Any:
+        found = body[key]
+        return self._body(self._offset(found))[key] if isinstance(found, int) else found
 
     def _far(self, row: Any, size: int) -> bytes:
         at, nbytes, total, codec = row

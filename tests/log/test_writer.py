@@ -109,8 +109,8 @@ def test_a_description_longer_than_the_slack_makes_the_file_larger(bare: BareLog
     path, size = log._segment.path, log._segment.size
     payload = Payload.of([("w", dense(np.random.default_rng(0).integers(0, 256, size - 2 * RECORD_SLACK_BYTES, np.uint8)))])
     record = log.begin(payload)
-    assert record.pieces is not None
-    assert record.pieces.segment.path == path
+    assert record.segment is not None
+    assert record.segment.path == path
     body = {"long": np.random.default_rng(1).bytes(3 * RECORD_SLACK_BYTES)}
     log.commit(record, EncodedContent(RecordKind.STEP, 2, whole(log, body)))
     assert path.stat().st_size > size

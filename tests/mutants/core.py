@@ -9,14 +9,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "the head is written before the rest of its record",
         "tranlogs/log/writer.py",
         """\
-        segment.write([*pieces.pending, *rest] if is_pending else rest, start)
+        segment.write([*record.pending, *rest] if is_pending else rest, start)
         hit("log.before_commit")
         segment.write_head(packed, offset)  # commit point for a killed process
 """,
         """\
         hit("log.before_commit")
         segment.write_head(packed, offset)  # commit point for a killed process
-        segment.write([*pieces.pending, *rest] if is_pending else rest, start)
+        segment.write([*record.pending, *rest] if is_pending else rest, start)
 """,
         ("tests/log/test_writer.py::test_the_head_is_written_last",),
     ),
@@ -50,12 +50,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a record that fails has defined what later ones refer to",
         "tranlogs/log/writer.py",
         """\
-            after = self._write(record, pieces, content, description, placed)
-            definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
+            after = self._write(record, segment, content, description, placed)
+            definitions.written(record.payload.layout, placed, pack_place(record.offset, after.chain))
 """,
         """\
-            definitions.written(record.payload.layout, placed, pack_place(pieces.offset, self.position.chain))
-            after = self._write(record, pieces, content, description, placed)
+            definitions.written(record.payload.layout, placed, pack_place(record.offset, self.position.chain))
+            after = self._write(record, segment, content, description, placed)
 """,
         ("tests/log/test_contents.py::test_records_are_read_as_they_were_written",),
     ),

@@ -44,17 +44,21 @@ class CompressionChoices:
         self._raw[layout] = self._raw.get(layout, 0) + 1 if is_raw else 0
 
 
-class PieceWriter:
-    """Writes the payload of one record to a segment.
+class Record:
+    """A record from its beginning to its commit, and the writer of its payload. `WriteAheadLog.commit` finishes it.
 
     Attributes:
+        segment: where it is written, at `offset`; None if it is to be queued as a whole, and its payload is a copy.
+        is_open: False once the record is committed, queued or aborted. The log aborts it when another record begins.
         pending: pieces that are not in the file yet. The commit writes them together with the description.
         stored_bytes: size of the payload in the file, once all pieces are prepared.
         sums, codecs: the sections of the description with these names.
     """
 
-    def __init__(self, payload: Payload, segment: SegmentFile, offset: int, choices: CompressionChoices) -> None:
-        self._payload, self.segment, self.offset, self._choices = payload, segment, offset, choices
+    def __init__(self, payload: Payload, segment: SegmentFile | None = None, choices: CompressionChoices | None = None) -> None:
+        self.payload, self.segment, self._choices = payload, segment, choices
+        self.offset = 0 if segment is None else segment.used_bytes
+        self.is_open = True
         self.pending: list[Bytes] = []
         self.stored_bytes, self.sums, self.codecs = 0, b"", b""
         self._is_prepared = False
@@ -64,9 +68,9 @@ class PieceWriter:
     def start(self, thread: WriterThread) -> None:
         """Begin to write the payload in another thread."""
         self._thread = thread
-        thread.submit(self._payload.nbytes, self._run)
+        thread.submit(self.payload.nbytes, self._write_aside)
 
-    def _run(self) -> None:
+    def _write_aside(self) -> None:
         try:
             self._prepare_pieces(writes=True)
         except BaseException as error:
@@ -74,7 +78,9 @@ class PieceWriter:
 
     def wait(self) -> None:
         """Wait until the payload's memory may change. If writing failed, `prepare` raises the error."""
-        self.settle()
+        if self.segment is None:
+            return
+        self._settle()
         if not self._is_prepared and self._failure is None:
             try:
                 self._prepare_pieces(writes=True)
@@ -87,28 +93,57 @@ class PieceWriter:
         Raises:
             LogUnavailable: a piece could not be written.
         """
-        self.settle()
+        assert self.segment is not None, "the record is to be queued"
+        self._settle()
         if self._failure is not None:
             raise LogUnavailable(f"{self.segment.path}: {error_text(self._failure)}") from self._failure
         if not self._is_prepared:
             self._prepare_pieces(writes=False)
 
-    def copy_pending(self) -> None:
-        """Copy the pieces that are not in the file yet."""
+    def hold(self) -> None:
+        """Return when the payload's memory may change: a small payload is copied, a large one is written.
+
+        Raises:
+            LogUnavailable: writing failed.
+        """
+        if self.segment is None:
+            return
+        if self.payload.nbytes > _COPIED_BYTES_MAX:
+            self.wait()
+        self.prepare()
         if self.pending:
             self.pending = [self.pending[0].copy() if len(self.pending) == 1 else np.concatenate(self.pending)]
 
-    def settle(self) -> None:
+    def has_room(self, more: int) -> bool:
+        """Return True if the record can have `more` further bytes where it stands."""
+        nbytes = HEAD.size + self.payload.nbytes + more + RECORD_SLACK_BYTES
+        return self.segment is None or self.segment.has_room(nbytes)
+
+    def abort(self) -> None:
+        """Drop the record, unless it is committed. The next record overwrites the bytes that were written."""
+        if self.is_open:
+            self.is_open = False
+            self._settle()
+            self.release()
+
+    def release(self) -> None:
+        """Let the payload's memory be used again."""
+        if self.payload.release is not None:
+            self.payload.release()
+
+    def _settle(self) -> None:
         """Wait until the other thread no longer uses the payload's memory or the file. Ignore errors."""
         if self._thread is not None:
             self._thread.drain()
 
     def _prepare_pieces(self, *, writes: bool) -> None:
-        payload, start = self._payload, self.offset + HEAD.size
+        payload, segment, choices, start = self.payload, self.segment, self._choices, self.offset + HEAD.size
+        assert segment is not None
+        assert choices is not None
         if payload.wait is not None:
             payload.wait()
         ends = payload.layout.pieces(payload.absent, payload.sparse)
-        looks = self._choices.looks(payload.layout)
+        looks = choices.looks(payload.layout)
         sums, sizes, codecs, at = [], [], bytearray(), 0
         pending: list[Bytes] = []
         written = 0
@@ -118,19 +153,19 @@ class PieceWriter:
             pending.append(stored)
             at += stored.nbytes
             if writes and at - written >= WRITE_BYTES:
-                self.segment.write(pending, start + written)
+                segment.write(pending, start + written)
                 pending, written = [], at
             sizes.append(stored.nbytes)
             codecs.append(codec)
         if not writes:
             self.pending = pending
         elif pending:
-            self.segment.write(pending, start + written)
+            segment.write(pending, start + written)
         self.sums = np.array(sums, "<u8").tobytes()
         if any(codecs):
             self.codecs = np.array(sizes, "<u4").tobytes() + bytes(codecs)
         if looks:
-            self._choices.found(payload.layout, is_raw=not self.codecs)
+            choices.found(payload.layout, is_raw=not self.codecs)
         self.stored_bytes, self._is_prepared = at, True
 
 
@@ -152,54 +187,3 @@ def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:
             at = stop
         found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
     return found
-
-
-class Record:
-    """A record from its beginning to its commit. `WriteAheadLog.commit` finishes it.
-
-    Attributes:
-        pieces: writes the payload to the segment; None if the record is to be queued as a whole, and its payload is a copy.
-        is_open: False once the record is committed, queued or aborted. The log aborts it when another record begins.
-    """
-
-    __slots__ = ("is_open", "payload", "pieces")
-
-    def __init__(self, payload: Payload, pieces: PieceWriter | None = None) -> None:
-        self.payload, self.pieces = payload, pieces
-        self.is_open = True
-
-    def wait(self) -> None:
-        """Wait until the payload's memory may change. The commit raises the error if writing failed."""
-        if self.pieces is not None:
-            self.pieces.wait()
-
-    def hold(self) -> None:
-        """Return when the payload's memory may change: a small payload is copied, a large one is written.
-
-        Raises:
-            LogUnavailable: writing failed.
-        """
-        pieces = self.pieces
-        if pieces is not None:
-            if self.payload.nbytes > _COPIED_BYTES_MAX:
-                pieces.wait()
-            pieces.prepare()
-            pieces.copy_pending()
-
-    def has_room(self, more: int) -> bool:
-        """Return True if the record can have `more` further bytes where it stands."""
-        pieces, nbytes = self.pieces, HEAD.size + self.payload.nbytes + more + RECORD_SLACK_BYTES
-        return pieces is None or pieces.segment.has_room(nbytes)
-
-    def abort(self) -> None:
-        """Drop the record, unless it is committed. The next record overwrites the bytes that were written."""
-        if self.is_open:
-            self.is_open = False
-            if self.pieces is not None:
-                self.pieces.settle()
-            self.release()
-
-    def release(self) -> None:
-        """Let the payload's memory be used again."""
-        if self.payload.release is not None:
-            self.payload.release()

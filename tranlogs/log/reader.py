@@ -6,7 +6,7 @@ import bisect
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSp
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
-from .record_body import BASE, WHOLE, PackedBody, Row, merge_bodies, merge_part, unpack_body
+from .record_body import BASE, WHOLE, PackedBody, Row, merge_bodies, resolve, unpack_body
 from .record_file import RecordFile
 from .record_format import Description, Location, RecordKind, checksum_of, offset_of
 
@@ -108,7 +108,8 @@ class Record:
         assert self.kind.is_boundary, f"a record of kind {self.kind.name} is no boundary"
         with self._naming_damage():
             packed = self._packed_body()
-            return {name: self._decode(name, packed, make) for name in list(packed) if name != WHOLE and "/" not in name}
+            names = [name for name in packed if name != WHOLE and "/" not in name and "#" not in name]
+            return {name: self._decode(name, packed, make) for name in names}
 
     def part(self, name: str, **make: Any) -> Any:
         """Decode one part of the body; None if the body has no such part. Arguments are those of `body`."""
@@ -119,29 +120,37 @@ class Record:
     def parts(self) -> dict[str, bytes]:
         """Return the encoded trees of the body's parts, by name."""
         with self._naming_damage():
-            return {name: blob for name, (blob, _) in self._merged_parts().items()}
+            return {name: part for name, part in self._contents() if type(part) is bytes}
 
     def encoded(self) -> dict[str, tuple[bytes, list[Array]]]:
         """Return each part of the body as it was encoded: its tree, and its large arrays."""
         with self._naming_damage():
-            merged = self._merged_parts().items()
-            return {name: (blob, self._read_arrays(name, blob, rows)) for name, (blob, rows) in merged}
+            contents = dict(self._contents())
+            blobs = [(name, part) for name, part in contents.items() if type(part) is bytes]
+            return {name: (blob, self._read_arrays(name, blob, contents)) for name, blob in blobs}
 
-    def _read_arrays(self, name: str, blob: bytes, rows: list[Row]) -> list[Array]:
+    def _read_arrays(self, name: str, blob: bytes, contents: Mapping[str, Any]) -> list[Array]:
         found: dict[int, Array] = {}
 
         def array(index: int, layout: AnyArray) -> AnyArray:
-            assert isinstance(layout, Array)
-            found[index] = self.reader.read_array(name, rows[index], layout, self.step)
+            found[index] = self._read_array(name, index, layout, contents)
             return found[index]
 
         tree.decode(blob, array)
         return [found[index] for index in sorted(found)]
 
+    def _read_array(self, name: str, index: int, layout: AnyArray, contents: Mapping[str, Any]) -> Array:
+        key = f"{name}#{index}"
+        row = resolve(key, contents.get(key), self._body_of)
+        if type(row) is not list:
+            raise tree.MalformedTree(f"the part {key!r} is no array")
+        assert isinstance(layout, Array), "an array out of line is dense"
+        return self.reader.read_array(name, row, layout, self.step)
+
     def arrays(self) -> list[tuple[str, Row]]:
         """Return the locations of the body's large arrays, each with the name of its part."""
         with self._naming_damage():
-            return [(name, row) for name, (_, rows) in self._merged_parts().items() for row in rows]
+            return [(name.rpartition("#")[0], part) for name, part in self._contents() if type(part) is list]
 
     def find_damage(self) -> Iterator[CorruptRecord]:
         """Read the whole record and compare all its checksums. Yield one error for each tensor or array that is damaged.
@@ -182,23 +191,24 @@ class Record:
     def _body_of(self, place: int) -> PackedBody:
         return self.reader.body_at(place, self.step)
 
-    def _merged_parts(self) -> dict[str, tuple[bytes, list[Row]]]:
-        """Return the tree and the array locations of each part."""
-        return {name: merge_part(name, part, self._body_of) for name, part in self._packed_body().items()}
+    def _contents(self) -> Iterator[tuple[str, bytes | Row]]:
+        """Yield the tree of each part and the row of each array."""
+        for name, part in self._packed_body().items():
+            yield name, resolve(name, part, self._body_of)
 
     def _decode(self, name: str, packed: PackedBody, make: dict[str, Any]) -> Any:
         """Take a part out of a body, and decode it with the parts that it refers to: each is referred to once."""
         if name not in packed:
             raise tree.MalformedTree(f"the part {name!r} is missing, or is referred to twice")
-        blob, rows = merge_part(name, packed.pop(name), self._body_of)
-
-        def array(index: int, layout: AnyArray) -> AnyArray:
-            if not index < len(rows):
-                raise tree.MalformedTree(f"array {index} is missing: the part has {len(rows)} arrays")
-            assert isinstance(layout, Array)
-            return self.reader.read_array(name, rows[index], layout, self.step)
-
-        return tree.decode(blob, array, parts=lambda index: self._decode(f"{name}/{index}", packed, make), **make)
+        blob = resolve(name, packed.pop(name), self._body_of)
+        if type(blob) is not bytes:
+            raise tree.MalformedTree(f"the part {name!r} is an array")
+        return tree.decode(
+            blob,
+            lambda index, layout: self._read_array(name, index, layout, packed),
+            parts=lambda index: self._decode(f"{name}/{index}", packed, make),
+            **make,
+        )
 
     # Tensors.
 

@@ -2,24 +2,23 @@
 
 The body of a boundary is a dict, and each of its values is a *part*. A `Fixed` below a part is a part, too: its name is that
 of the part above, a slash, and its index there. The body of a step, of an after-image and of a segment's first record is one
-part with the name "". A record that is a step and a boundary has both. In a record, a body is a dict of parts:
+part with the name "". A record that is a step and a boundary has both. Each large array of a part is a part, too: its name is
+that of the part, a hash, and its index there. In a record, a body is a dict of parts:
 
-    name: content             the part, encoded
-    name: place               of the record in the same file that has it there (see record_format.py)
-    name: [content, arrays]   a part with large arrays; each of the two may be a place
-    name: None                the boundary does not have the part, in contrast to the one at `0`
-    0: place                  of another boundary, with all its parts: those that are not named here are that one's, but ""
+    name: bytes    the part, encoded
+    name: row      the array: offset in the file, stored bytes, xxh3_64 of them, codec
+    name: place    of the record in the same file that has it there (see record_format.py)
+    name: None     the boundary does not have the part, in contrast to the one at `0`
+    0: place       of another boundary, with all its parts: those that are not named here are that one's, but the step's
 
-    arrays                    [offset in the file, stored bytes, xxh3_64 of them, codec] each, in the order of their indices
-
-A record at a place has there what it is referred to for, and does not refer on. An array that the part had when it last stood
-in the segment is not written again; what counts is its length and its 128-bit hash.
+A record at a place has there what it is referred to for, and does not refer on. Two arrays are equal if their length and their
+128-bit hash are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -29,7 +28,7 @@ from ..base.types import AnyArray, Array, Bytes
 from ..encoding import tree
 from ..encoding.compression import compress
 from .layout import Layout, Payload, SparseForm, pack_layout
-from .payload_writer import PieceWriter
+from .payload_writer import Record
 from .record_format import HEAD, Description, RecordKind, pack_description
 
 WHOLE = ""  # the part that is the whole body
@@ -37,7 +36,7 @@ BASE = 0  # the key of the place of another boundary
 _PLACES_MAX = 8  # in a body that refers to another boundary; a body with more becomes one with all its parts
 _WHOLE_BODIES_MAX = 64  # Later records of a segment can refer to this number of different bodies of steps.
 
-Row = list[int]  # of an array: offset, stored bytes, checksum, codec
+Row = list[int]  # as defined above
 PackedBody = dict[Any, Any]  # as defined above
 Digest = tuple[int, int]  # bytes of an array, and xxh3_128 of them
 Scalars = dict[str, float]  # numbers that the loop logs for its curves, by name
@@ -136,52 +135,64 @@ def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], *
 
 
 @dataclass(slots=True)
-class _Known:
-    """A part as it last stood in the segment.
+class _KnownArray:
+    """An array as it last stood in the segment.
 
     Attributes:
-        content_at: place of the record that has its content; its offset until it is written.
-        arrays_at: the same of the record that has the rows of its arrays; 0 if it has no arrays.
-        places: of its arrays, by content.
+        at: place of the record that has it; its offset until it is written.
     """
 
-    part: Part
-    content_at: int
-    arrays_at: int = 0
-    rows: list[Row] = field(default_factory=list)
-    places: dict[Digest, Row] = field(default_factory=dict)
+    digest: Digest
+    row: Row
+    at: int
 
-    def pack(self, record: int) -> Any:
-        """Return what the record at an offset has of the part."""
-        content = self.part.blob if self.content_at == record else self.content_at
-        if not self.part.arrays:
-            return content
-        return [content, self.rows if self.arrays_at == record else self.arrays_at]
+
+@dataclass(slots=True)
+class _Known:
+    """A part as it last stood in the segment, and its arrays. `at` is as that of `_KnownArray`."""
+
+    part: Part
+    at: int
+    arrays: list[_KnownArray]
+
+    def pack(self, name: str, record: int, base: _Known | None) -> PackedBody:
+        """Return what the record at an offset has of the part and its arrays, apart from what the base has."""
+        packed: PackedBody = {}
+        if base is None or base.at != self.at:
+            packed[name] = self.part.blob if self.at == record else self.at
+        known = base.arrays if base is not None else []
+        for i, array in enumerate(self.arrays):
+            if i >= len(known) or known[i] is not array:
+                packed[f"{name}#{i}"] = array.row if array.at == record else array.at
+        for i in range(len(self.arrays), len(known)):
+            packed[f"{name}#{i}"] = None
+        return packed
 
 
 class SegmentDefinitions:
-    """The layouts and bodies that records of the open segment define."""
+    """The layouts and bodies that records of the open segment define, to which later records refer."""
 
     def __init__(self) -> None:
         self._layouts: dict[Layout, int] = {}  # place of the record that defines the layout
         self._newest: tuple[Layout, int] | None = None  # of these: records of one layout follow one another
-        self._parts = PartsWriter()
+        self._parts: dict[str, _Known] = {}
+        self._base: dict[str, _Known] = {}  # the parts of the boundary to which later ones refer
+        self._base_at = 0
+        self._bodies: dict[bytes, int] = {}  # place of the record that holds the body of a step
 
-    def describe(self, payload: Payload, pieces: PieceWriter, content: EncodedContent) -> tuple[bytes, PlacedBody]:
+    def describe(self, record: Record, content: EncodedContent) -> tuple[bytes, PlacedBody]:
         """Encode the description of a record, and place its body.
 
         What an earlier record of the segment defines, a layout or a body, is referred to.
         """
-        body, ends_unit = content.body, content.kind.is_boundary
+        payload, body = record.payload, content.body
         layout_at, layout = self._layout(payload.layout) if payload.layout.tensors else (0, b"")
-        body_at = self._parts.shared_body(body)
-        payload_end = pieces.offset + HEAD.size + pieces.stored_bytes
+        whole = body.get(WHOLE)
+        body_at = 0 if whole is None or whole.arrays else self._bodies.get(whole.blob, 0)
         if body_at:
             body = {name: part for name, part in body.items() if name != WHOLE}
-        if body or ends_unit:
-            placed = self._parts.write(body, pieces.offset, payload_end, is_boundary=ends_unit)
-        else:
-            placed = PlacedBody(pieces.offset, payload_end)
+        placed = PlacedBody(record.offset, record.offset + HEAD.size + record.stored_bytes)
+        self._pack(body, placed, is_boundary=content.kind.is_boundary)
         description = Description(
             layout_at,
             body_at,
@@ -189,8 +200,8 @@ class SegmentDefinitions:
             layout,
             _absent(payload) if payload.absent else b"",
             _sparse(payload.sparse) if payload.sparse else b"",
-            pieces.sums,
-            pieces.codecs,
+            record.sums,
+            record.codecs,
             content.digests,
             tree.encode(content.scalars, is_checked=True) if content.scalars else b"",
             tree.encode(placed.packed, is_checked=True) if placed.packed else b"",
@@ -201,7 +212,18 @@ class SegmentDefinitions:
         """Note that a record is in the file, so that later records can refer to it by its place."""
         if layout.tensors and (self._newest is None or self._newest[0] is not layout):
             self._newest = layout, self._layouts.setdefault(layout, place)
-        self._parts.written(placed, place)
+        if not placed.record:
+            return  # The first record has no place: 0 stands for none.
+        for known in placed.fresh:
+            known.at = place
+        self._parts.update(placed.parts)
+        if placed.is_base:
+            self._base, self._base_at = {key: part for key, part in placed.parts.items() if key != WHOLE}, place
+        whole = placed.parts.get(WHOLE)
+        if whole is not None and not whole.part.arrays:
+            if len(self._bodies) >= _WHOLE_BODIES_MAX:
+                self._bodies.clear()
+            self._bodies[whole.part.blob] = place
 
     def _layout(self, layout: Layout) -> tuple[int, bytes]:
         """Return the place of the record that defines a layout, or 0 and the encoded layout if this record defines it."""
@@ -209,6 +231,51 @@ class SegmentDefinitions:
             return self._newest[1], b""
         known = self._layouts.get(layout)
         return (0, pack_layout(layout)) if known is None else (known, b"")
+
+    def _pack(self, body: EncodedBody, placed: PlacedBody, *, is_boundary: bool) -> None:
+        """Pack a body for a record: what has changed, and references to earlier records for the rest."""
+        for name, part in body.items():
+            known = self._parts.get(name)
+            if known is None or known.part is not part:
+                known = self._place(part, known, placed)
+            placed.parts[name] = known
+        if not (is_boundary and self._base and self._refer_to_base(placed)):
+            placed.is_base = is_boundary
+            for name, known in placed.parts.items():
+                placed.packed |= known.pack(name, placed.record, None)
+
+    def _refer_to_base(self, placed: PlacedBody) -> bool:
+        """Pack what has changed since an earlier boundary. Return False if too few parts are equal."""
+        base, packed = self._base, PackedBody()
+        for name, known in placed.parts.items():
+            if (old := base.get(name)) is not known:
+                packed |= known.pack(name, placed.record, old)
+        if not base.keys() <= placed.parts.keys():
+            for name in base.keys() - placed.parts.keys():
+                packed |= dict.fromkeys([name, *(f"{name}#{i}" for i in range(len(base[name].arrays)))])
+        if sum(type(part) is int or part is None for part in packed.values()) > _PLACES_MAX:
+            return False
+        placed.packed = {BASE: self._base_at, **packed}
+        return True
+
+    def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
+        """Return where a part stands: what has changed since it last stood in the segment, in this record."""
+        before, arrays = known.arrays if known is not None else [], list[_KnownArray]()
+        for i, array in enumerate(part.arrays):
+            digest = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
+            if i < len(before) and before[i].digest == digest:
+                arrays.append(before[i])
+            else:
+                arrays.append(_KnownArray(digest, placed.add(array), placed.record))
+                placed.fresh.append(arrays[-1])
+        if known is not None and known.part.blob == part.blob:
+            if arrays == before:
+                known.part = part
+                return known
+            return _Known(part, known.at, arrays)
+        found = _Known(part, placed.record, arrays)
+        placed.fresh.append(found)
+        return found
 
 
 def _absent(payload: Payload) -> bytes:
@@ -224,98 +291,11 @@ def _sparse(sparse: Mapping[int, SparseForm]) -> bytes:
     return tree.encode({i: tuple(form) for i, form in sparse.items()})
 
 
-class PartsWriter:
-    """Packs the bodies of the records of one segment: what has changed, and references to earlier records for the rest."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
-        self._base: dict[str, _Known] = {}  # the parts of the boundary to which later ones refer
-        self._base_at = 0
-        self._bodies: dict[bytes, int] = {}  # place of the record that holds the body
-
-    def shared_body(self, body: EncodedBody) -> int:
-        """Return the place of an earlier record that holds the same body; 0 if there is none."""
-        part = body.get(WHOLE)
-        return 0 if part is None or part.arrays else self._bodies.get(part.blob, 0)
-
-    def write(self, body: EncodedBody, record: int, arrays_at: int, *, is_boundary: bool) -> PlacedBody:
-        """Pack a body for a record, and assign offsets to its large arrays.
-
-        Args:
-            arrays_at: offset at which the body's large arrays are written.
-            is_boundary: True if the parts other than "" are those of a boundary.
-        """
-        placed = PlacedBody(record, arrays_at)
-        for name, part in body.items():
-            known = self._known.get(name)
-            if known is None or known.part is not part:
-                known = self._place(part, known, placed)
-            placed.parts[name] = known
-        if is_boundary:
-            self._refer_to_base(placed)
-        else:
-            placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
-        return placed
-
-    def _refer_to_base(self, placed: PlacedBody) -> None:
-        """Pack what has changed since an earlier boundary, or all parts if too few of them are equal."""
-        base, record = self._base, placed.record
-        changed = {name: known.pack(record) for name, known in placed.parts.items() if base.get(name) is not known}
-        gone = [] if base.keys() <= placed.parts.keys() else [name for name in base if name not in placed.parts]
-        if base and len(gone) + sum(map(_stands_elsewhere, changed.values())) <= _PLACES_MAX:
-            placed.packed = {BASE: self._base_at, **changed, **dict.fromkeys(gone)}
-        else:
-            placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
-            placed.is_base = True
-
-    def written(self, placed: PlacedBody, place: int) -> None:
-        """Note that a record is in the file, so that later records can refer to it by its place."""
-        if not placed.record:
-            return  # The first record has no place: 0 stands for none.
-        for known in placed.fresh:
-            known.content_at = place if known.content_at == placed.record else known.content_at
-            known.arrays_at = place if known.arrays_at == placed.record else known.arrays_at
-        self._known.update(placed.parts)
-        if placed.is_base:
-            self._base, self._base_at = {key: part for key, part in placed.parts.items() if key != WHOLE}, place
-        whole = placed.parts.get(WHOLE)
-        if whole is not None and not whole.part.arrays:
-            if len(self._bodies) >= _WHOLE_BODIES_MAX:
-                self._bodies.clear()
-            self._bodies[whole.part.blob] = place
-
-    def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
-        """Return where a part stands: what has changed since it last stood in the segment, in this record."""
-        is_same = known is not None and known.part.blob == part.blob
-        if is_same and not part.arrays:
-            assert known is not None
-            known.part = part
-            return known
-        before = known.places if known is not None else {}
-        found = _Known(part, known.content_at if known is not None and is_same else placed.record)
-        for array in part.arrays:
-            content = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
-            row = found.places.get(content) or before.get(content)
-            if row is None:
-                row = placed.add(array)
-            found.places[content] = row
-            found.rows.append(row)
-        placed.fresh.append(found)
-        if part.arrays:
-            is_at_known = known is not None and known.rows == found.rows
-            found.arrays_at = known.arrays_at if known is not None and is_at_known else placed.record
-            if is_at_known and is_same:
-                assert known is not None
-                known.part = part
-                return known
-        return found
-
-
 class PlacedBody:
     """A body that is packed for one record.
 
     Attributes:
-        fresh: those that may stand in this record.
+        fresh: parts and arrays that stand in this record.
         packed: what the record has of them.
         is_base: True if the body has all parts of a boundary.
         buffers: bytes of the large arrays that this record stores, in order.
@@ -325,7 +305,7 @@ class PlacedBody:
     def __init__(self, record: int, arrays_at: int) -> None:
         self.record, self.end = record, arrays_at
         self.parts: dict[str, _Known] = {}
-        self.fresh: list[_Known] = []
+        self.fresh: list[_Known | _KnownArray] = []
         self.packed: PackedBody = {}
         self.is_base = False
         self.buffers: list[Bytes] = []
@@ -356,27 +336,15 @@ def _is_part(item: tuple[Any, Any]) -> bool:
     name, part = item
     if type(name) is not str:
         return type(name) is int and name == BASE and _is_place(part)
-    if type(part) is list:
-        return len(part) == 2 and _is_content(part[0]) and (_is_place(part[1]) or _is_rows(part[1]))
-    return part is None or _is_content(part)
-
-
-def _is_content(content: Any) -> bool:
-    return type(content) is bytes or _is_place(content)
+    return part is None or type(part) is bytes or _is_place(part) or _is_row(part)
 
 
 def _is_place(packed: Any) -> bool:
     return type(packed) is int and packed > 0
 
 
-def _stands_elsewhere(packed: Any) -> bool:
-    return type(packed) is int or (type(packed) is list and type(packed[0]) is type(packed[1]))
-
-
-def _is_rows(rows: Any) -> bool:
-    return type(rows) is list and all(
-        type(row) is list and len(row) == 4 and all(type(n) is int and 0 <= n < 1 << 64 for n in row) for row in rows
-    )
+def _is_row(row: Any) -> bool:
+    return type(row) is list and len(row) == 4 and all(type(n) is int and 0 <= n < 1 << 64 for n in row)
 
 
 def merge_bodies(body: PackedBody, base: PackedBody) -> PackedBody:
@@ -387,25 +355,17 @@ def merge_bodies(body: PackedBody, base: PackedBody) -> PackedBody:
     """
     if BASE in base:
         raise ValueError("a boundary refers to one that does not have all its parts")
-    found = base | body
-    if WHOLE not in body:
-        found.pop(WHOLE, None)  # The base may be a step, too.
-    return {name: part for name, part in found.items() if name != BASE and part is not None}
+    found = {name: part for name, part in base.items() if name and name[0] != "#"}  # The base may be a step, too.
+    return {name: part for name, part in (found | body).items() if name != BASE and part is not None}
 
 
-def merge_part(name: str, part: Any, body_at: Callable[[int], PackedBody]) -> tuple[bytes, list[Row]]:
-    """Return a part's tree and the rows of its arrays.
+def resolve(name: str, part: Any, body_at: Callable[[int], PackedBody]) -> bytes | Row:
+    """Return a part's tree or an array's row, which another record may have.
 
     Raises:
-        ValueError: a record does not hold what is referred to.
+        ValueError: no record holds it.
     """
-    content, rows = part if type(part) is list else (part, [])
-    if type(content) is int:
-        there = body_at(content).get(name)
-        content = there[0] if type(there) is list else there
-    if type(rows) is int:
-        there = body_at(rows).get(name)
-        rows = there[1] if type(there) is list else None
-    if type(content) is not bytes or type(rows) is not list:
-        raise ValueError(f"a record refers to one that does not hold the part {name!r}")
-    return content, rows
+    found: bytes | Row | None = body_at(part).get(name) if type(part) is int else part
+    if type(found) is not bytes and type(found) is not list:
+        raise ValueError(f"the part {name!r} is missing")
+    return found

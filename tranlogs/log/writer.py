@@ -27,7 +27,7 @@ from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
 from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Layout, Payload
-from .payload_writer import CompressionChoices, PieceWriter, Record
+from .payload_writer import CompressionChoices, Record
 from .preallocator import Preallocator, whole_mib
 from .record_body import BodyEncoder, EncodedContent, PlacedBody, SegmentDefinitions, body_bytes
 from .record_format import HEAD, Head, Position, RecordKind, checksum_of, digest, extent_end, pack_head, pack_place
@@ -162,8 +162,7 @@ class WriteAheadLog:
         while (writing := self._begin_in_segment(payload, room)) is None:
             self._roll(room)
         if nbytes >= PAYLOAD_THREAD_BYTES_MIN and (thread := self._find_thread()) is not None:
-            assert writing.pieces is not None
-            writing.pieces.start(thread)
+            writing.start(thread)
         return writing
 
     def _find_thread(self) -> WriterThread | None:
@@ -187,7 +186,7 @@ class WriteAheadLog:
                 if is_disk_full(error) and self._has_records():
                     return None  # The next segment has blocks already.
                 raise LogUnavailable(f"{segment.path}: {error}") from error
-            self._writing = Record(payload, PieceWriter(payload, segment, segment.used_bytes, self._choices))
+            self._writing = Record(payload, segment, self._choices)
             return self._writing
 
     def abort(self) -> None:
@@ -206,18 +205,18 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the disk is full or fails; the record is dropped.
         """
-        pieces, definitions = record.pieces, self._definitions
-        assert pieces is not None, "the record is to be queued"
+        segment, definitions = record.segment, self._definitions
+        assert segment is not None, "the record is to be queued"
         assert record is self._writing, "another record was begun"
         assert record.is_open, "the record was aborted"
         try:
-            pieces.prepare()
-            description, placed = definitions.describe(record.payload, pieces, content)
-            after = self._write(record, pieces, content, description, placed)
-            definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
+            record.prepare()
+            description, placed = definitions.describe(record, content)
+            after = self._write(record, segment, content, description, placed)
+            definitions.written(record.payload.layout, placed, pack_place(record.offset, after.chain))
         except OSError as error:
             record.abort()
-            raise LogUnavailable(f"{pieces.segment.path}: {error}") from error
+            raise LogUnavailable(f"{segment.path}: {error}") from error
         except BaseException:
             record.abort()
             raise
@@ -229,10 +228,10 @@ class WriteAheadLog:
         return self.commit(self.begin(payload, body_bytes(content.body)), content)
 
     def _write(
-        self, record: Record, pieces: PieceWriter, content: EncodedContent, description: bytes, placed: PlacedBody
+        self, record: Record, segment: SegmentFile, content: EncodedContent, description: bytes, placed: PlacedBody
     ) -> Position:
         """Write the bytes of a record that are not in the file yet, the head last."""
-        segment, offset, kind = pieces.segment, pieces.offset, content.kind
+        offset, kind = record.offset, content.kind
         assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
         assert not content.covered or kind is RecordKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
         payload_bytes = placed.end - offset - HEAD.size
@@ -240,8 +239,8 @@ class WriteAheadLog:
         segment.allocate(end)
         padding = bytes(end - offset - HEAD.size - payload_bytes - len(description))
         rest: list[Bytes | bytes] = [*placed.buffers, description, padding]
-        is_pending = bool(pieces.pending)
-        start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
+        is_pending = bool(record.pending)
+        start = offset + HEAD.size + (0 if is_pending else record.stored_bytes)
         position = self.position
         is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
         head = Head(
@@ -257,7 +256,7 @@ class WriteAheadLog:
             position.chain,
         )
         packed = pack_head(head)
-        segment.write([*pieces.pending, *rest] if is_pending else rest, start)
+        segment.write([*record.pending, *rest] if is_pending else rest, start)
         hit("log.before_commit")
         segment.write_head(packed, offset)  # commit point for a killed process
         hit("log.after_commit")
@@ -268,8 +267,8 @@ class WriteAheadLog:
             row = RecordRow(segment.ordinal, head.sequence, offset, end, packed)
             self.group.add_record(row, after if ends_unit else None)
         self.bytes_written += end - offset
-        if pieces.stored_bytes and kind.is_step:
-            self.tensor_bytes += pieces.stored_bytes
+        if record.stored_bytes and kind.is_step:
+            self.tensor_bytes += record.stored_bytes
             self.tensor_records += 1
             self.tensor_layout = record.payload.layout
         if ends_unit and self._age_limit.is_exceeded():
@@ -320,7 +319,7 @@ class WriteAheadLog:
 
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
-        self._writing = Record(NO_TENSORS, PieceWriter(NO_TENSORS, segment, 0, self._choices))
+        self._writing = Record(NO_TENSORS, segment, self._choices)
         self.commit(self._writing, EncodedContent(RecordKind.SEGMENT, base.step, self.encoder.whole(body, None)))
 
     def _has_records(self) -> bool:

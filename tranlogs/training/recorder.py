@@ -136,3 +136,21 @@ class FixedCache:
         if self._fixed is None or not self._is_equal(self._fixed.value, value):
             self._fixed = Fixed(copy_plain(value))
         return self._fixed
+
+
+class Parts:
+    """Wraps values by name. A value that is the same object as the last one under its name has not changed."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[str, Fixed] = {}
+
+    def of(self, name: str, value: Any) -> Fixed:
+        """Wrap a value."""
+        known = self._fixed.get(name)
+        if known is None or known.value is not value:
+            known = self._fixed[name] = Fixed(value)
+        return known
+
+    def under(self, prefix: str, values: dict[str, Any]) -> dict[str, Fixed]:
+        """Several values as parts of their own; `found_under` is the inverse."""
+        return {prefix + name: self.of(prefix + name, value) for name, value in values.items()}

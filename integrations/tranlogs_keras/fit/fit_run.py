@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
-from tranlogs.training import Framework, LiveReport, Recovered, RecoveryReport, Restarts, Rung
+from tranlogs.training import Framework, LiveReport, Parts, Recovered, RecoveryReport, Restarts, Rung
 
 from .. import keras_internals
 from ..backends import make_backend
@@ -20,7 +20,7 @@ from ..settings import Settings
 from ..state import rng
 from ..state.callbacks import CallbackStates
 from ..state.script_values import read_array, version_of
-from ..state.state import Parts, found_under
+from ..state.state import found_under
 from .fit_setup import LateOptimizers, backend_with_steps, build_as_recorded, build_for_fit, make_parts
 from .identity import EarlierFits, describe_identity, process_fits, require_same_fit
 

@@ -10,14 +10,13 @@ from typing import Any
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import UNKNOWN_DATA, LiveReport, LoopRecord, LoopSequence, TurnData
+from tranlogs.training import UNKNOWN_DATA, LiveReport, LoopRecord, LoopSequence, Parts, TurnData
 
 from .. import keras_internals
 from ..backends import Backend
 from ..data.cursor import Position
 from ..data.given_data import check_kind, describe_data, make_source, other_data
 from ..data.source import Source
-from ..state.state import Parts
 
 
 class LoopData:

@@ -14,6 +14,7 @@ from tranlogs.training import (
     LiveReport,
     LoopRecord,
     LoopState,
+    Parts,
     Recovered,
     RecoveryReport,
     Remembered,
@@ -37,7 +38,7 @@ from ..run.run_parts import RunParts, find_newest_checkpoint, open_resources, re
 from ..settings import Settings
 from ..state import rng
 from ..state.script_values import LoopValues
-from ..state.state import LogKind, Parts, found_under
+from ..state.state import LogKind, found_under
 from .apply_hooks import LoopCapture, ReplayableLoopState
 from .data_place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .loop_members import REMEMBERED, LoopVariables, Members, ScriptChanges, make_framework

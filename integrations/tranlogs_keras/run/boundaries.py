@@ -17,11 +17,10 @@ import xxhash
 
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint, Snapshot
-from tranlogs.training import BoundaryLog
+from tranlogs.training import BoundaryLog, Parts
 
 from ..backends.arrays import flat_bytes
 from ..state import rng
-from ..state.state import Parts
 from ..state.variables import Look
 from .recovery import Recovery
 from .run_parts import NewestCheckpoint, RunParts

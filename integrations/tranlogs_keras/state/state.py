@@ -10,7 +10,7 @@ import keras
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.records import Checkpoint, Fixed, Record, Snapshot, array_of
+from tranlogs.records import Checkpoint, Record, Snapshot, array_of
 from tranlogs.training import (
     Digests,
     Divergence,
@@ -322,24 +322,6 @@ def _tensors(entry: Record) -> dict[str, AnyArray | None]:
         for i, (spec, start, size) in enumerate(places)
         if i not in entry.absent
     }
-
-
-class Parts:
-    """Wraps values by name. A value that is the same object as the last one under its name has not changed."""
-
-    def __init__(self) -> None:
-        self._fixed: dict[str, Fixed] = {}
-
-    def of(self, name: str, value: Any) -> Fixed:
-        """Wrap a value."""
-        known = self._fixed.get(name)
-        if known is None or known.value is not value:
-            known = self._fixed[name] = Fixed(value)
-        return known
-
-    def under(self, prefix: str, values: dict[str, Any]) -> dict[str, Fixed]:
-        """Several values as parts of their own; `found_under` is the inverse."""
-        return {prefix + name: self.of(prefix + name, value) for name, value in values.items()}
 
 
 def found_under(prefix: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tranlogs.records import Fixed
-from tranlogs.training import HostRng, numpy_state, python_state, set_host_rng
+from tranlogs.training import HostRng, Parts, numpy_state, python_state, set_host_rng
 
 
 def get_rng(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
@@ -26,10 +26,10 @@ def _torchs(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
 
 
 class KeptRng:
-    """The state of all generators, as the same object as long as nobody draws."""
+    """The state of all generators, as the same object as long as nobody draws; Python's and numpy's are parts of their own."""
 
     def __init__(self) -> None:
-        self._host = HostRng()
+        self._host, self._parts = HostRng(), Parts()
         self._torch = b""
         self._kept: Fixed | None = None
 
@@ -37,12 +37,13 @@ class KeptRng:
         """Return the state now."""
         has_drawn, own = self._host.has_drawn(), torch.default_generator.get_state().numpy().tobytes()
         if self._kept is None or has_drawn or own != self._torch or torch.cuda.is_initialized():
-            self._torch, self._kept = own, Fixed({**self._host.state, **_torchs()})
+            self._torch, self._kept = own, Fixed({**self._parts.under("", self._host.state), **_torchs()})
         return self._kept
 
 
 def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
-    """Set all of them."""
+    """Set all of them. The states of the host may be wrapped, as `KeptRng` returns them."""
+    state = {name: found.value if isinstance(found, Fixed) else found for name, found in state.items()}
     torch.set_rng_state(_own(state["torch"]))
     set_host_rng(state)
     if "cuda" in state and torch.cuda.is_available():

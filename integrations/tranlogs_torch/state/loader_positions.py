@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 from tranlogs.records import Fixed
-from tranlogs.training import Face
+from tranlogs.training import Face, Parts
 
 from ..data.loader_class import advice_for_other_loader
 from ..data.loader_position import LoaderPosition
@@ -28,7 +28,7 @@ class LastingStates:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, Fixed] = {}
+        self._parts = Parts()
 
     def split(self, position: dict[str, Any]) -> dict[str, Any]:
         """Return a position for a boundary, with all that does not move in its head; `join_position` is the inverse."""
@@ -37,16 +37,10 @@ class LastingStates:
             found[name] = head.pop(name)
         for name in _LASTING:
             if head.get(name) is not None:
-                head[name] = self._fixed(name, head[name])
+                head[name] = self._parts.of(name, head[name])
         if (index := found["index"]) is not None and "first_draw" in index:
-            found["index"] = index | {"first_draw": self._fixed("first_draw", index["first_draw"])}
+            found["index"] = index | {"first_draw": self._parts.of("first_draw", index["first_draw"])}
         return found | {"head": Fixed(head)}
-
-    def _fixed(self, name: str, value: Any) -> Fixed:
-        known = self._known.get(name)
-        if known is None or known.value is not value:
-            known = self._known[name] = Fixed(value)
-        return known
 
 
 def join_position(recorded: dict[str, Any]) -> dict[str, Any]:

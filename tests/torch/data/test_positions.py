@@ -102,7 +102,8 @@ def test_each_draw_is_noticed_and_nothing_else() -> None:
         after = kept.now()
         assert after is not before, name
         now = np.random.get_state(legacy=True)
-        assert (after.value["numpy"][1].tobytes(), *after.value["numpy"][2:]) == (now[1].tobytes(), *now[2:]), name
+        own = after.value["numpy"].value
+        assert (own[1].tobytes(), *own[2:]) == (now[1].tobytes(), *now[2:]), name
         before = after
 
 
