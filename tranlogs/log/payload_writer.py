@@ -29,25 +29,31 @@ class CompressionChoices:
     """Decision, for each layout, whether compression is tried. Gradients are mostly noise, and trying costs time."""
 
     def __init__(self) -> None:
-        self._raw: dict[Layout, int] = {}
+        self._layout: Layout | None = None  # of the newest record: records of one layout follow one another
+        self._raw = 0  # records of this layout in a row without a compressible piece
+        self._others: dict[Layout, int] = {}  # the same of other layouts
 
     def looks(self, layout: Layout) -> bool:
         """Return True if compression is to be tried on the next record of a layout."""
-        streak = self._raw.get(layout, 0)
-        if streak >= _RAW_STREAK and streak % _LOOK_EVERY:
-            self._raw[layout] = streak + 1
+        if layout is not self._layout:
+            if self._layout is not None:
+                self._others[self._layout] = self._raw
+            self._layout, self._raw = layout, self._others.get(layout, 0)
+        if self._raw >= _RAW_STREAK and self._raw % _LOOK_EVERY:
+            self._raw += 1
             return False
         return True
 
-    def found(self, layout: Layout, *, is_raw: bool) -> None:
-        """Note whether a record on which compression was tried had no compressible piece."""
-        self._raw[layout] = self._raw.get(layout, 0) + 1 if is_raw else 0
+    def found(self, *, is_raw: bool) -> None:
+        """Note whether the record on which compression was tried had no compressible piece."""
+        self._raw = self._raw + 1 if is_raw else 0
 
 
 class PieceWriter:
     """Writes the payload of one record to a segment.
 
     Attributes:
+        is_prepared: True once every piece is in the file or in `pending`.
         pending: pieces that are not in the file yet. The commit writes them together with the description.
         stored_bytes: size of the payload in the file, once all pieces are prepared.
         sums, codecs: the sections of the description with these names.
@@ -57,7 +63,7 @@ class PieceWriter:
         self._payload, self.segment, self.offset, self._choices = payload, segment, offset, choices
         self.pending: list[Bytes] = []
         self.stored_bytes, self.sums, self.codecs = 0, b"", b""
-        self._is_prepared = False
+        self.is_prepared = False
         self._thread: WriterThread | None = None
         self._failure: BaseException | None = None
 
@@ -75,7 +81,7 @@ class PieceWriter:
     def wait(self) -> None:
         """Wait until the payload's memory may change. If writing failed, `prepare` raises the error."""
         self.settle()
-        if not self._is_prepared and self._failure is None:
+        if not self.is_prepared and self._failure is None:
             try:
                 self._prepare_pieces(writes=True)
             except Exception as error:
@@ -87,10 +93,11 @@ class PieceWriter:
         Raises:
             LogUnavailable: a piece could not be written.
         """
-        self.settle()
+        if self._thread is not None:
+            self._thread.drain()
         if self._failure is not None:
             raise LogUnavailable(f"{self.segment.path}: {error_text(self._failure)}") from self._failure
-        if not self._is_prepared:
+        if not self.is_prepared:
             self._prepare_pieces(writes=False)
 
     def copy_pending(self) -> None:
@@ -130,8 +137,8 @@ class PieceWriter:
         if any(codecs):
             self.codecs = np.array(sizes, "<u4").tobytes() + bytes(codecs)
         if looks:
-            self._choices.found(payload.layout, is_raw=not self.codecs)
-        self.stored_bytes, self._is_prepared = at, True
+            self._choices.found(is_raw=not self.codecs)
+        self.stored_bytes, self.is_prepared = at, True
 
 
 def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:

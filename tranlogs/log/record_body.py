@@ -32,6 +32,8 @@ from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import PieceWriter
 from .record_format import HEAD, Description, RecordKind, pack_description
 
+_IMMUTABLE = frozenset((bool, int, float, str, bytes))
+
 WHOLE = ""  # the part that is the whole body
 BASE = 0  # the key of the place of another boundary
 _PLACES_MAX = 8  # in a body that refers to another boundary; a body with more becomes one with all its parts
@@ -74,7 +76,7 @@ class EncodedContent:
 
 
 class BodyEncoder:
-    """Encodes bodies part by part. What nobody can write to (`Fixed`, str, None) is encoded once and recognised by identity."""
+    """Encodes bodies part by part. What nobody can write to (`Fixed`, numbers, str, None) is encoded once and known again."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, Part]] = {}
@@ -91,8 +93,8 @@ class BodyEncoder:
         for name, value in values:  # The loop adds the parts below them.
             known = self._known.get(name)
             part = found[name] = known[1] if known is not None and known[0] is value else self._encode(name, value, adapt, [])
-            if part.below:
-                values += [(f"{name}/{index}", below) for index, below in enumerate(part.below)]
+            for index, below in enumerate(part.below):
+                values.append((f"{name}/{index}", below))
         assert len(found) == len(values), "the name of a part has a slash"
         return found
 
@@ -102,7 +104,7 @@ class BodyEncoder:
         content = value.value if is_fixed else value
         blob = tree.encode(content, path=name, adapt=adapt, out_of_line=arrays, parts=below, is_checked=True)
         part = Part(blob, [array for array in arrays if isinstance(array, Array)] if arrays else (), below or ())
-        if is_fixed or value is None or type(value) is str:
+        if is_fixed or value is None or type(value) in _IMMUTABLE:
             self._known[name] = value, part
         return part
 
@@ -151,12 +153,12 @@ class _Known:
     rows: list[Row] = field(default_factory=list)
     places: dict[Digest, Row] = field(default_factory=dict)
 
-    def pack(self, record: int) -> Any:
-        """Return what the record at an offset has of the part."""
-        content = self.part.blob if self.content_at == record else self.content_at
-        if not self.part.arrays:
-            return content
-        return [content, self.rows if self.arrays_at == record else self.arrays_at]
+    def pack_arrays(self, record: int) -> list[Any]:
+        """Return what the record at an offset has of a part with arrays: its content and its rows, or places of them."""
+        return [
+            self.part.blob if self.content_at == record else self.content_at,
+            self.rows if self.arrays_at == record else self.arrays_at,
+        ]
 
 
 class SegmentDefinitions:
@@ -249,23 +251,29 @@ class PartsWriter:
         for name, part in body.items():
             known = self._known.get(name)
             if known is None or known.part is not part:
-                known = self._place(part, known, placed)
+                if known is not None and not part.arrays and known.part.blob == part.blob:
+                    known.part = part
+                elif part.arrays:
+                    known = self._place_arrays(part, known, placed)
+                else:
+                    known = _Known(part, record)
+                    placed.fresh.append(known)
             placed.parts[name] = known
         if is_boundary:
             self._refer_to_base(placed)
         else:
-            placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
+            placed.packed, _ = _pack(placed, {})
         return placed
 
     def _refer_to_base(self, placed: PlacedBody) -> None:
         """Pack what has changed since an earlier boundary, or all parts if too few of them are equal."""
-        base, record = self._base, placed.record
-        changed = {name: known.pack(record) for name, known in placed.parts.items() if base.get(name) is not known}
+        base = self._base
+        changed, elsewhere = _pack(placed, base)
         gone = [] if base.keys() <= placed.parts.keys() else [name for name in base if name not in placed.parts]
-        if base and len(gone) + sum(map(_stands_elsewhere, changed.values())) <= _PLACES_MAX:
+        if base and len(gone) + elsewhere <= _PLACES_MAX:
             placed.packed = {BASE: self._base_at, **changed, **dict.fromkeys(gone)}
         else:
-            placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
+            placed.packed, _ = _pack(placed, {})
             placed.is_base = True
 
     def written(self, placed: PlacedBody, place: int) -> None:
@@ -284,13 +292,9 @@ class PartsWriter:
                 self._bodies.clear()
             self._bodies[whole.part.blob] = place
 
-    def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
-        """Return where a part stands: what has changed since it last stood in the segment, in this record."""
+    def _place_arrays(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
+        """Return where a part with arrays stands: what has changed since it last stood in the segment, in this record."""
         is_same = known is not None and known.part.blob == part.blob
-        if is_same and not part.arrays:
-            assert known is not None
-            known.part = part
-            return known
         before = known.places if known is not None else {}
         found = _Known(part, known.content_at if known is not None and is_same else placed.record)
         for array in part.arrays:
@@ -301,14 +305,29 @@ class PartsWriter:
             found.places[content] = row
             found.rows.append(row)
         placed.fresh.append(found)
-        if part.arrays:
-            is_at_known = known is not None and known.rows == found.rows
-            found.arrays_at = known.arrays_at if known is not None and is_at_known else placed.record
-            if is_at_known and is_same:
-                assert known is not None
-                known.part = part
-                return known
+        is_at_known = known is not None and known.rows == found.rows
+        found.arrays_at = known.arrays_at if known is not None and is_at_known else placed.record
+        if is_at_known and is_same:
+            assert known is not None
+            known.part = part
+            return known
         return found
+
+
+def _pack(placed: PlacedBody, base: Mapping[str, _Known]) -> tuple[PackedBody, int]:
+    """Return what a record has of the parts that are not those of `base`, and how many of them stand in other records."""
+    record, packed, elsewhere = placed.record, PackedBody(), 0
+    for name, known in placed.parts.items():
+        if base.get(name) is known:
+            continue
+        if known.part.arrays:
+            content, rows = packed[name] = known.pack_arrays(record)
+            elsewhere += type(content) is type(rows)
+        else:
+            is_here = known.content_at == record
+            packed[name] = known.part.blob if is_here else known.content_at
+            elsewhere += not is_here
+    return packed, elsewhere
 
 
 class PlacedBody:
@@ -367,10 +386,6 @@ def _is_content(content: Any) -> bool:
 
 def _is_place(packed: Any) -> bool:
     return type(packed) is int and packed > 0
-
-
-def _stands_elsewhere(packed: Any) -> bool:
-    return type(packed) is int or (type(packed) is list and type(packed[0]) is type(packed[1]))
 
 
 def _is_rows(rows: Any) -> bool:
