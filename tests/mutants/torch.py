@@ -8,8 +8,8 @@ CAPTURE: tuple[Mutant, ...] = (
     Mutant(
         "the bytes of weights are not compared for writes that leave no trace",
         "integrations/tranlogs_torch/capture/foreign_writes.py",
-        "return set() if now.tobytes() == known.tobytes() else set(np.flatnonzero(now != known).tolist())",
-        "return set()",
+        "if digests.tobytes() != known.tobytes():",
+        "if False:",
         ("tests/torch/capture/test_foreign_writes.py::test_write_is_noticed_in_every_way_of_logging",),
     ),
     Mutant(
@@ -36,8 +36,8 @@ CAPTURE: tuple[Mutant, ...] = (
     Mutant(
         "a hyper-parameter that is written in place is not copied again",
         "integrations/tranlogs_torch/state/group_values.py",
-        "if self._is_immutable and sizes == self._sizes and all(",
-        "if sizes == self._sizes and all(",
+        "if self._is_immutable and sizes == self._sizes and (all(",
+        "if sizes == self._sizes and (all(",
         ("tests/torch/state/test_parts.py::test_hyper_parameters_that_were_written_are_in_the_next_copy",),
     ),
     Mutant(

@@ -93,19 +93,19 @@ def encode(
         encoder = _free.pop()
     except IndexError:  # no check before: another thread may take the last one after it
         encoder = _Encoder()
-    encoder.begin(adapt, out_of_line is not None, out_of_line_bytes_min, parts)
+    encoder.given, encoder.far, encoder.far_bytes_min, encoder.parts = adapt, out_of_line, out_of_line_bytes_min, parts
     if not is_checked:
         for _ in _walk(value, path, encoder.adapt):
             pass
     try:
-        encoded = encoder.pack(value)
+        encoded: bytes = encoder.packer.pack(value)
     except (_Refused, ValueError, TypeError, OverflowError, RecursionError) as error:
         for _ in _walk(value, path, encoder.adapt):  # It raises the error that names the path.
             pass
         raise UnencodableState(path, value, f"cannot be stored: {error}") from error
-    if out_of_line is not None:
-        out_of_line += encoder.far
-    encoder.end()
+    encoder.given = encoder.far = encoder.parts = None
+    if encoder.adapted:
+        encoder.adapted.clear()
     _free.append(encoder)
     return encoded
 
@@ -117,7 +117,7 @@ def find_arrays(value: Any, path: str, adapt: Adapt) -> Iterator[tuple[str, AnyA
         UnencodableState: the value contains a value that cannot be stored.
     """
     encoder = _Encoder()
-    encoder.begin(adapt, False, 0)
+    encoder.given = adapt
     yield from _walk(value, path, encoder.adapt)
 
 
@@ -158,28 +158,27 @@ class _Refused(Exception):
 
 
 class _Encoder:
-    """Encodes one value after another. What it needs for that is kept from one to the next."""
+    """Encodes one value after another, each with what was given for it. What is made for that is kept from one to the next.
+
+    Attributes:
+        packer: of the value itself. It cannot be used again before it is done, so what is inside has packers of its own.
+        given: turns a framework's values into arrays and extensions.
+        far: arrays of `far_bytes_min` bytes or more are appended to it; None if they are all stored in the tree.
+        parts: each `Fixed` is appended to it; None if they are stored in the tree.
+        adapted: what framework's values became, by id. It keeps the values alive.
+    """
 
     def __init__(self) -> None:
+        self.packer = _new_packer(self._default)
         self._packers = list[msgpack.Packer]()
-        self._adapted = dict[int, tuple[Any, Any]]()  # by id: a framework's value, which stays alive, and what it became
-        self.far: list[AnyArray] = []
-        self.begin(None, False, 0)
+        self.adapted = dict[int, tuple[Any, Any]]()
+        self.given: Adapt | None = None
+        self.far: list[AnyArray] | None = None
+        self.far_bytes_min = 0
+        self.parts: list[Fixed] | None = None
 
-    def begin(self, adapt: Adapt | None, has_far: bool, far_bytes_min: int, parts: list[Fixed] | None = None) -> None:
-        """Begin another value."""
-        self._adapt, self._has_far, self._far_bytes_min, self._parts = adapt, has_far, far_bytes_min, parts
-
-    def end(self) -> None:
-        """Keep nothing of the value."""
-        self._adapt = self._parts = None
-        if self._adapted:
-            self._adapted.clear()
-        if self.far:
-            self.far = []
-
-    def pack(self, value: Any) -> bytes:
-        """Return the encoded value."""
+    def _pack(self, value: Any) -> bytes:
+        """Return an encoded value that is inside of another one."""
         packer = self._packers.pop() if self._packers else _new_packer(self._default)
         packed: bytes = packer.pack(value)
         self._packers.append(packer)
@@ -191,28 +190,28 @@ class _Encoder:
         Raises:
             _Refused: the value is none of these.
         """
-        known = self._adapted.get(id(value))
+        known = self.adapted.get(id(value))
         if known is None:
-            adapted = self._adapt(value) if self._adapt is not None else value
+            adapted = self.given(value) if self.given is not None else value
             if adapted is value or not isinstance(adapted, (Array, SparseArray, Extension)):
                 raise _Refused
-            known = self._adapted[id(value)] = value, adapted
+            known = self.adapted[id(value)] = value, adapted
         return known[1]
 
     def _default(self, value: Any) -> Any:
         """Return the MessagePack form of a value that MessagePack does not know."""
         kind = type(value)
         if kind is tuple:
-            return msgpack.ExtType(_TUPLE, self.pack(list(value)))
+            return msgpack.ExtType(_TUPLE, self._pack(list(value)))
         if kind is Fixed:
-            if self._parts is not None:
-                self._parts.append(value)
-                return msgpack.ExtType(_PART, _U32.pack(len(self._parts) - 1))
+            if self.parts is not None:
+                self.parts.append(value)
+                return msgpack.ExtType(_PART, _U32.pack(len(self.parts) - 1))
             return value.value if type(value.value) in _NATIVE else self._default(value.value)
         if kind is np.ndarray:
             return self._array(_from_numpy(value))
         if kind is OrderedDict or kind is Counter:
-            return msgpack.ExtType(_ORDERED if kind is OrderedDict else _COUNTER, self.pack(dict(value)))
+            return msgpack.ExtType(_ORDERED if kind is OrderedDict else _COUNTER, self._pack(dict(value)))
         if kind is set or kind is frozenset:
             return msgpack.ExtType(_SET if kind is set else _FROZENSET, self._set(value))
         if kind is int:
@@ -223,9 +222,9 @@ class _Encoder:
             return self._array(value)
         if kind is SparseArray:
             parts = [tuple(value.shape), value.is_coalesced, value.indices, value.values]
-            return msgpack.ExtType(_SPARSE, self.pack(parts))
+            return msgpack.ExtType(_SPARSE, self._pack(parts))
         if kind is Extension:
-            return msgpack.ExtType(_EXTENSION, self.pack([value.tag, value.value]))
+            return msgpack.ExtType(_EXTENSION, self._pack([value.tag, value.value]))
         if isinstance(value, np.generic):
             name = _from_numpy(np.asarray(value)).dtype.encode()
             return msgpack.ExtType(_SCALAR, bytes([len(name)]) + name + value.tobytes())
@@ -233,17 +232,17 @@ class _Encoder:
 
     def _array(self, array: Array) -> msgpack.ExtType:
         head = array_header(array.dtype, tuple(array.shape), array.strides, array.is_tensor)
-        if self._has_far and array.nbytes >= self._far_bytes_min:
+        if self.far is not None and array.nbytes >= self.far_bytes_min:
             self.far.append(array)
             return msgpack.ExtType(_FAR, head + _U32.pack(len(self.far) - 1))
         return msgpack.ExtType(_ARRAY, head + array.data.tobytes())
 
     def _set(self, value: set[Any] | frozenset[Any]) -> bytes:
-        has_far, self._has_far = self._has_far, False  # the order of the items is not known yet
+        far, self.far = self.far, None  # the order of the items is not known yet
         try:
-            items = sorted(map(self.pack, value))
+            items = sorted(map(self._pack, value))
         finally:
-            self._has_far = has_far
+            self.far = far
         return bytes(msgpack.Packer(buf_size=_PACKER_BYTES).pack_array_header(len(items))) + b"".join(items)
 
 

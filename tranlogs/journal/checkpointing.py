@@ -125,9 +125,9 @@ class JournalCheckpoints:
 
     def is_due(self, step: int, log_bytes: int) -> bool:
         """Return True if a checkpoint is due at `step`, after `log_bytes` of log."""
-        if self.is_busy:
+        if self._thread is not None and self._thread.is_alive():
             return False
-        is_full = self.disk_space.take_request()
+        is_full = self.disk_space.is_requested and self.disk_space.take_request()
         return is_full or self.schedule.is_due(step, log_bytes, self.speed) or self.schedule.is_requested()
 
     def take(self, snapshot: Snapshot, step: int, wal: WriteAheadLog, adapt: Adapt | None, *, wait: bool) -> None:
@@ -355,13 +355,14 @@ class DiskSpace:
         retention: which checkpoints are kept. If that frees no log, no space is left and no checkpoint is requested.
 
     Attributes:
+        is_requested: True if a checkpoint was requested, and not taken yet.
         has_warned: True once the warning about a full disk was logged.
     """
 
     def __init__(self, catalog: Catalog, retention: RetentionPolicy, keeps_all: Callable[[], bool]) -> None:
         self._catalog, self._retention, self._keeps_all = catalog, retention, keeps_all
         self._snapshot_bytes = 0
-        self._is_requested = False
+        self.is_requested = False
         self._is_taking = False  # the next checkpoint to be published was requested
         self.has_warned = False
 
@@ -388,18 +389,18 @@ class DiskSpace:
 
     def request_checkpoint(self) -> None:
         """Request a checkpoint, because no new segment can be created. Called in the preallocator's thread."""
-        self._is_requested = True
+        self.is_requested = True
 
     def take_request(self) -> bool:
         """Return True, once for each request, if a checkpoint must be taken now to free segments."""
-        if not self._is_requested:
+        if not self.is_requested:
             return False
         try:
             is_requested = self.has_sealed_segments()
         except TranLogsError:
             return False
         if is_requested:
-            self._is_requested, self._is_taking = False, True
+            self.is_requested, self._is_taking = False, True
             _log.log(
                 logging.INFO if self.has_warned else logging.WARNING,
                 "%s: the log after the last checkpoint fills the disk: checkpoints are taken before they are due. Free "

@@ -17,7 +17,7 @@ from ..base.types import Array
 from ..encoding import tree
 from ..log.layout import Payload
 from ..log.payload_writer import Record
-from ..log.record_body import BodyEncoder, EncodedBody, EncodedContent, Part, Scalars, body_bytes
+from ..log.record_body import BodyEncoder, EncodedContent, Part, Scalars, body_bytes
 from ..log.record_format import COVERED_MAX, RecordKind
 from ..log.writer import WriteAheadLog
 from ..log.writer_thread import BufferPool, WriterThread
@@ -210,17 +210,13 @@ class LogWriter:
 
 
 def encode_content(encoder: BodyEncoder, content: RecordContent) -> EncodedContent:
-    """Encode the content of a record."""
-    body = encode_body(encoder, content)
+    """Encode the content of a record. The body of a boundary is encoded part by part."""
+    if content.kind is RecordKind.BOUNDARY:
+        assert isinstance(content.body, dict), "the parts of a boundary are fixed one by one"
+        body = encoder.parts(content.body, content.adapt)
+    else:
+        body = encoder.whole(content.body, content.adapt)
     return EncodedContent(content.kind, content.step, body, content.digests, content.scalars, content.covered)
-
-
-def encode_body(encoder: BodyEncoder, content: RecordContent) -> EncodedBody:
-    """Encode the body of a record. That of a boundary is encoded part by part."""
-    if content.kind != RecordKind.BOUNDARY:
-        return encoder.whole(content.body, content.adapt)
-    assert isinstance(content.body, dict), "the parts of a boundary are fixed one by one"
-    return encoder.parts(content.body, content.adapt)
 
 
 def copy_payload(pool: BufferPool, payload: Payload) -> Payload:

@@ -29,19 +29,24 @@ class CompressionChoices:
     """Decision, for each layout, whether compression is tried. Gradients are mostly noise, and trying costs time."""
 
     def __init__(self) -> None:
-        self._raw: dict[Layout, int] = {}
+        self._layout: Layout | None = None  # of the newest record: records of one layout follow one another
+        self._raw = 0  # records of this layout in a row without a compressible piece
+        self._others: dict[Layout, int] = {}  # the same of other layouts
 
     def looks(self, layout: Layout) -> bool:
         """Return True if compression is to be tried on the next record of a layout."""
-        streak = self._raw.get(layout, 0)
-        if streak >= _RAW_STREAK and streak % _LOOK_EVERY:
-            self._raw[layout] = streak + 1
+        if layout is not self._layout:
+            if self._layout is not None:
+                self._others[self._layout] = self._raw
+            self._layout, self._raw = layout, self._others.get(layout, 0)
+        if self._raw >= _RAW_STREAK and self._raw % _LOOK_EVERY:
+            self._raw += 1
             return False
         return True
 
-    def found(self, layout: Layout, *, is_raw: bool) -> None:
-        """Note whether a record on which compression was tried had no compressible piece."""
-        self._raw[layout] = self._raw.get(layout, 0) + 1 if is_raw else 0
+    def found(self, *, is_raw: bool) -> None:
+        """Note whether the record on which compression was tried had no compressible piece."""
+        self._raw = self._raw + 1 if is_raw else 0
 
 
 class Record:
@@ -50,6 +55,7 @@ class Record:
     Attributes:
         segment: where it is written, at `offset`; None if it is to be queued as a whole, and its payload is a copy.
         is_open: False once the record is committed, queued or aborted. The log aborts it when another record begins.
+        is_prepared: True once every piece is in the file or in `pending`.
         pending: pieces that are not in the file yet. The commit writes them together with the description.
         stored_bytes: size of the payload in the file, once all pieces are prepared.
         sums, codecs: the sections of the description with these names.
@@ -61,7 +67,7 @@ class Record:
         self.is_open = True
         self.pending: list[Bytes] = []
         self.stored_bytes, self.sums, self.codecs = 0, b"", b""
-        self._is_prepared = False
+        self.is_prepared = False
         self._thread: WriterThread | None = None
         self._failure: BaseException | None = None
 
@@ -81,7 +87,7 @@ class Record:
         if self.segment is None:
             return
         self._settle()
-        if not self._is_prepared and self._failure is None:
+        if not self.is_prepared and self._failure is None:
             try:
                 self._prepare_pieces(writes=True)
             except Exception as error:
@@ -94,10 +100,11 @@ class Record:
             LogUnavailable: a piece could not be written.
         """
         assert self.segment is not None, "the record is to be queued"
-        self._settle()
+        if self._thread is not None:
+            self._thread.drain()
         if self._failure is not None:
             raise LogUnavailable(f"{self.segment.path}: {error_text(self._failure)}") from self._failure
-        if not self._is_prepared:
+        if not self.is_prepared:
             self._prepare_pieces(writes=False)
 
     def hold(self) -> None:
@@ -165,8 +172,8 @@ class Record:
         if any(codecs):
             self.codecs = np.array(sizes, "<u4").tobytes() + bytes(codecs)
         if looks:
-            choices.found(payload.layout, is_raw=not self.codecs)
-        self.stored_bytes, self._is_prepared = at, True
+            choices.found(is_raw=not self.codecs)
+        self.stored_bytes, self.is_prepared = at, True
 
 
 def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:

@@ -31,6 +31,8 @@ from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import Record
 from .record_format import HEAD, Description, RecordKind, pack_description
 
+_IMMUTABLE = frozenset((bool, int, float, str, bytes))
+
 WHOLE = ""  # the part that is the whole body
 BASE = 0  # the key of the place of another boundary
 _PLACES_MAX = 8  # in a body that refers to another boundary; a body with more becomes one with all its parts
@@ -73,7 +75,7 @@ class EncodedContent:
 
 
 class BodyEncoder:
-    """Encodes bodies part by part. What nobody can write to (`Fixed`, str, None) is encoded once and recognised by identity."""
+    """Encodes bodies part by part. What nobody can write to (`Fixed`, numbers, str, None) is encoded once and known again."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, Part]] = {}
@@ -90,8 +92,8 @@ class BodyEncoder:
         for name, value in values:  # The loop adds the parts below them.
             known = self._known.get(name)
             part = found[name] = known[1] if known is not None and known[0] is value else self._encode(name, value, adapt, [])
-            if part.below:
-                values += [(f"{name}/{index}", below) for index, below in enumerate(part.below)]
+            for index, below in enumerate(part.below):
+                values.append((f"{name}/{index}", below))
         assert len(found) == len(values), "the name of a part has a slash"
         return found
 
@@ -101,7 +103,7 @@ class BodyEncoder:
         content = value.value if is_fixed else value
         blob = tree.encode(content, path=name, adapt=adapt, out_of_line=arrays, parts=below, is_checked=True)
         part = Part(blob, [array for array in arrays if isinstance(array, Array)] if arrays else (), below or ())
-        if is_fixed or value is None or type(value) is str:
+        if is_fixed or value is None or type(value) in _IMMUTABLE:
             self._known[name] = value, part
         return part
 
@@ -237,29 +239,33 @@ class SegmentDefinitions:
         for name, part in body.items():
             known = self._parts.get(name)
             if known is None or known.part is not part:
-                known = self._place(part, known, placed)
+                if part.arrays or (known is not None and known.arrays):
+                    known = self._place_arrays(part, known, placed)
+                elif known is not None and known.part.blob == part.blob:
+                    known.part = part
+                else:
+                    known = _Known(part, placed.record, [])
+                    placed.fresh.append(known)
             placed.parts[name] = known
         if not (is_boundary and self._base and self._refer_to_base(placed)):
             placed.is_base = is_boundary
-            for name, known in placed.parts.items():
-                placed.packed |= known.pack(name, placed.record, None)
+            placed.packed = _pack(placed, {})
 
     def _refer_to_base(self, placed: PlacedBody) -> bool:
         """Pack what has changed since an earlier boundary. Return False if too few parts are equal."""
-        base, packed = self._base, PackedBody()
-        for name, known in placed.parts.items():
-            if (old := base.get(name)) is not known:
-                packed |= known.pack(name, placed.record, old)
+        base = self._base
+        packed = _pack(placed, base)
         if not base.keys() <= placed.parts.keys():
             for name in base.keys() - placed.parts.keys():
                 packed |= dict.fromkeys([name, *(f"{name}#{i}" for i in range(len(base[name].arrays)))])
-        if sum(type(part) is int or part is None for part in packed.values()) > _PLACES_MAX:
+        kinds = [*map(type, packed.values())]
+        if kinds.count(int) + kinds.count(type(None)) > _PLACES_MAX:
             return False
         placed.packed = {BASE: self._base_at, **packed}
         return True
 
-    def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
-        """Return where a part stands: what has changed since it last stood in the segment, in this record."""
+    def _place_arrays(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
+        """Return where a part stands that has or had arrays: what has changed since it last stood in the segment, here."""
         before, arrays = known.arrays if known is not None else [], list[_KnownArray]()
         for i, array in enumerate(part.arrays):
             digest = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
@@ -276,6 +282,20 @@ class SegmentDefinitions:
         found = _Known(part, placed.record, arrays)
         placed.fresh.append(found)
         return found
+
+
+def _pack(placed: PlacedBody, base: Mapping[str, _Known]) -> PackedBody:
+    """Return what a record has of the parts that are not those of `base`."""
+    record, packed = placed.record, PackedBody()
+    for name, known in placed.parts.items():
+        old = base.get(name)
+        if old is known:
+            continue
+        if known.arrays or (old is not None and old.arrays):
+            packed |= known.pack(name, record, old)
+        elif old is None or old.at != known.at:
+            packed[name] = known.part.blob if known.at == record else known.at
+    return packed
 
 
 def _absent(payload: Payload) -> bytes:

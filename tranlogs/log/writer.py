@@ -154,7 +154,8 @@ class WriteAheadLog:
             more: further bytes that the record needs, if its description is larger than RECORD_SLACK_BYTES.
         """
         self.group.demand_sound()
-        self.abort()
+        if self._writing is not None:
+            self.abort()
         hit("log.begin")
         nbytes = payload.nbytes
         room = HEAD.size + nbytes + more + RECORD_SLACK_BYTES
@@ -181,7 +182,8 @@ class WriteAheadLog:
             if segment is None or not segment.has_room(room):
                 return None
             try:
-                self._preallocator.allocate(segment, segment.used_bytes + room)
+                if segment.used_bytes + room > segment.allocated:
+                    self._preallocator.allocate(segment, segment.used_bytes + room)
             except OSError as error:
                 if is_disk_full(error) and self._has_records():
                     return None  # The next segment has blocks already.
@@ -210,7 +212,8 @@ class WriteAheadLog:
         assert record is self._writing, "another record was begun"
         assert record.is_open, "the record was aborted"
         try:
-            record.prepare()
+            if not record.is_prepared:
+                record.prepare()
             description, placed = definitions.describe(record, content)
             after = self._write(record, segment, content, description, placed)
             definitions.written(record.payload.layout, placed, pack_place(record.offset, after.chain))
@@ -236,7 +239,8 @@ class WriteAheadLog:
         assert not content.covered or kind is RecordKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
         payload_bytes = placed.end - offset - HEAD.size
         end = extent_end(offset, payload_bytes, len(description))
-        segment.allocate(end)
+        if end > segment.allocated:
+            segment.allocate(end)
         padding = bytes(end - offset - HEAD.size - payload_bytes - len(description))
         rest: list[Bytes | bytes] = [*placed.buffers, description, padding]
         is_pending = bool(record.pending)

@@ -36,7 +36,7 @@ from .recheck_messages import (
     path_of_remembered,
 )
 from .recomputed_unit import RecomputedUnit
-from .recorder import FixedCache, Parts, ReplayCheck, StepRecorder, is_same
+from .recorder import Parts, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, compare_environments, prepare_run_id
 from .restarts import Framework, Restarts, describe_unset, describe_weights_read
@@ -78,7 +78,6 @@ __all__ = [
     "ExpectedWrites",
     "Face",
     "Fingerprint",
-    "FixedCache",
     "FollowedRung",
     "Framework",
     "GradientLayout",

@@ -142,15 +142,14 @@ class BoundaryLog:
         if is_needed and not logs_tensors:
             journal.wait_checkpoint()
             wants_checkpoint = True
-        is_pending = recheck.is_pending
-        is_covered = is_pending and recheck.is_covered
+        is_covered = not is_logged and recheck.is_covered
         digests = self._digest_state() if journal.uncovered or is_covered else b""
         commit = partial(journal.boundary, body, snapshot, scalars=scalars, digests=digests)
         commit(checkpoint=wants_checkpoint if decision is not None else rung.wants_checkpoint or wants_checkpoint)
         equal = recheck.find_equal(journal.step) if digests else None
         recheck.wants_checkpoint = equal is not None and journal.wants_recomputed_checkpoint
         is_late = False
-        if is_pending and settle():
+        if not is_logged and settle():
             if journal.uncovered:  # training goes on from what the loop has computed
                 rung.note_difference()
                 journal.wait_checkpoint()

@@ -46,6 +46,7 @@ class Fingerprint:
     Attributes:
         kind: "full", "sample", or the name of a digest of all bytes that an integration computes on the device ("device").
         look_seconds: duration of full digests: the fastest of the recent ones; 0 before the first.
+        step_seconds: duration of a step: the fastest of the recent ones; 0 before the first.
     """
 
     def __init__(
@@ -60,16 +61,12 @@ class Fingerprint:
         self._look_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
         self.look_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
+        self.step_seconds = 0.0
 
     @property
     def is_whole(self) -> bool:
         """True if all bytes are hashed."""
         return self.kind != "sample"
-
-    @property
-    def step_seconds(self) -> float:
-        """Duration of a step: the fastest of the recent ones; 0 before the first."""
-        return min(self._step_seconds, default=0.0)
 
     @property
     def nbytes(self) -> int:
@@ -112,10 +109,11 @@ class Fingerprint:
     def fit_budget(self, step_seconds: float) -> None:
         """Fall back to sampling if full digests take too much of a step that logs little."""
         self._step_seconds.append(step_seconds)
+        self.step_seconds = min(self._step_seconds)
         look = self.look_seconds
         if look <= _FREE_SECONDS or self._is_fixed or not self.is_whole:
             return
-        is_slow = len(self._step_seconds) == _MEASURED_STEPS and look > max(_FREE_SECONDS, BUDGET * min(self._step_seconds))
+        is_slow = len(self._step_seconds) == _MEASURED_STEPS and look > max(_FREE_SECONDS, BUDGET * self.step_seconds)
         if is_slow and self.nbytes > max(SMALL_BYTES, _HASHED_OVER_LOGGED * self._logged_bytes):
             self.kind = "sample"
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from ..encoding import tree
-from ..journal.record_writers import RecordContent, encode_body
+from ..journal.record_writers import RecordContent, encode_content
 from ..log.layout import Payload
 from ..log.reader import Record, SegmentReader
 from ..log.record_body import BodyEncoder
@@ -228,7 +228,7 @@ class Recheck(UnitComparison):
         """Return the first difference from a record of the same kind."""
         entry, body, digests = record.entry, content.body, content.digests
         if record.kind == RecordKind.BOUNDARY:
-            encoded = encode_body(self._encoder, content)
+            encoded = encode_content(self._encoder, content).body
             return compare_bodies(encoded, record, "state", self._ignored, self._timed)
         plain, recorded = body.value if isinstance(body, tree.Fixed) else body, record.body()
         is_same_form = plain.get("record") == recorded.get("record")
@@ -372,7 +372,7 @@ class RecomputedSteps(UnitComparison):
         if not is_here:
             return Difference(link.step, "order", "the loop", f"ends a batch with step {content.step} in place of this one")
         record = RecordedEntry(self._read(link), RecordKind.BOUNDARY)
-        found = compare_bodies(encode_body(self._encoder, content), record, "state", self._ignored, self._timed)
+        found = compare_bodies(encode_content(self._encoder, content).body, record, "state", self._ignored, self._timed)
         digests = record.entry.digests
         is_other = content.digests != digests and len(content.digests) == len(digests)
         if is_other and (found is None or not found.name.startswith(_BEFORE_A_STEP)):  # the rest may follow from it

@@ -8,7 +8,6 @@ discard    drop the record: the step did not complete, or what was begun is out 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import is_
 from typing import Any
 
@@ -116,8 +115,7 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 class FixedCache:
     """Hands out a value as the same `Fixed` object as long as it does not change, so that the log need not encode it again."""
 
-    def __init__(self, is_equal: Callable[[Any, Any], bool] = is_same) -> None:
-        self._is_equal = is_equal
+    def __init__(self) -> None:
         self._fixed: Fixed | None = None
         self._frozen: dict[str, Any] | None = None
 
@@ -133,7 +131,7 @@ class FixedCache:
 
     def of(self, value: Any) -> Fixed:
         """Return the value as a `Fixed`; the previous one if the value is equal to that."""
-        if self._fixed is None or not self._is_equal(self._fixed.value, value):
+        if self._fixed is None or not is_same(self._fixed.value, value):
             self._fixed = Fixed(copy_plain(value))
         return self._fixed
 

@@ -13,7 +13,7 @@ from tranlogs.records import Payload, Tensor
 from tranlogs.training import Journal, Place, ScanSchedule
 
 from ..sharding.shards import array_of
-from ..state.fingerprint import Digests, Fingerprint
+from ..state.fingerprint import Digests
 from ..state.state import TorchState
 from ..state.state_watch import StateWatch
 from .staging import Staging
@@ -123,7 +123,13 @@ class ForeignWrites:
             window = fingerprint.window(step)
             found |= {window[i] for i in np.flatnonzero(fingerprint.digests(step) != self._digests).tolist()}
         elif len(self._digests) == fingerprint.count:
-            untraced = self._untraced(fingerprint, self._digests, step, place) - found
+            known, untraced = self._digests, set[int]()
+            if place is None or self.looks.is_full_scan_due(place, fingerprint.look_seconds, fingerprint.step_seconds):
+                digests = fingerprint.digests(step)
+                if digests.tobytes() != known.tobytes():
+                    untraced = set(np.flatnonzero(digests != known).tolist()) - found
+            elif fingerprint.kind == "full":
+                untraced = {i for i in self.looks.next_part(fingerprint.sizes) if fingerprint.one(i) != int(known[i])} - found
             found |= untraced
             if untraced and place is not None and self.looks.note_write(place):
                 self._note_late_write(list(self._state.parameters)[min(untraced)])
@@ -131,15 +137,6 @@ class ForeignWrites:
             return []
         names = list(self._state.parameters)
         return [names[i] for i in sorted(found)]
-
-    def _untraced(self, fingerprint: Fingerprint, known: Digests, step: int, place: Place | None) -> set[int]:
-        """Parameters whose bytes are others, as far as this look goes."""
-        if place is None or self.looks.is_full_scan_due(place, fingerprint.look_seconds, fingerprint.step_seconds):
-            now = fingerprint.digests(step)
-            return set() if now.tobytes() == known.tobytes() else set(np.flatnonzero(now != known).tolist())
-        if fingerprint.kind != "full":
-            return set()
-        return {i for i in self.looks.next_part(fingerprint.sizes) if fingerprint.one(i) != int(known[i])}
 
     def _note_late_write(self, name: str) -> None:
         """Report a write that leaves no trace, and that was found some units after it may have been made."""
@@ -157,14 +154,21 @@ class ForeignWrites:
 
         Before a step, writes that `StateWatch.after_step` is going to find are left out.
         """
-        is_before_step = place == "before a step"
-        return [which for which, watch in self.watches.items() if watch.changed(is_before_step=is_before_step)]
+        found, is_before_step = list[str](), place == "before a step"
+        for which, watch in self.watches.items():
+            if watch.changed(is_before_step=is_before_step):
+                found.append(which)
+        return found
 
     def find_changed_groups(self) -> list[str]:
         """Return the names of optimizers whose parameter groups are not those that the log has."""
-        named, found = self._state.named, []
-        for which, optimizer in self._state.optimizers.items():
-            if [list(map(id, group["params"])) for group in optimizer.param_groups] != named.logged_members.get(which):
+        named, found = self._state.named, list[str]()
+        for which, optimizer in named.optimizers.items():
+            known, groups = named.logged_members.get(which, ()), optimizer.param_groups
+            is_known = len(known) == len(groups)
+            for group, members in zip(groups, known, strict=False):
+                is_known = is_known and list(map(id, group["params"])) == members
+            if not is_known:
                 found.append(which)
         return found
 

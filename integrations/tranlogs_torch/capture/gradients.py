@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,7 @@ from .logged_run import LoggedRun
 from .reduced_gradients import ReducedGradients, Reduction
 
 _PLANS_MAX = 16
+_get_grad = attrgetter("grad")
 
 GradientVersions = list[tuple[torch.Tensor, int]]
 
@@ -43,6 +44,7 @@ class GradientPlan:
         self._all_small = self._small == list(range(len(names)))
         self._arena = torch.empty(sum(gradients[i].nbytes for i in self._small), dtype=torch.uint8)
         self._bytes: Bytes = self._arena.numpy()
+        self._small_alone = Payload(self.layout, [self._bytes])  # if there are no large ones
         self._views: list[torch.Tensor] = []
         at = 0
         for i in self._small:
@@ -68,9 +70,10 @@ class GradientPlan:
                 torch._foreach_copy_(self._views, gradients if self._all_small else [gradients[i] for i in self._small])
             finally:
                 torch._C._set_grad_enabled(is_recording)
+            if not self._large:
+                return self._small_alone
             buffers.append(self._bytes)
-        if self._large:
-            buffers += [flat_view(gradients[i]) for i in self._large]
+        buffers += [flat_view(gradients[i]) for i in self._large]
         return Payload(self.layout, buffers)
 
 
@@ -145,7 +148,9 @@ class CapturedGradients:
 
     def capture(self, owners: Iterable[torch.Tensor]) -> None:
         """Note the gradients of these parameters, and their versions, before the step."""
-        self._gradients = [p.grad for p in owners if p.grad is not None]
+        self._gradients = list(map(_get_grad, owners))
+        if type(None) in map(type, self._gradients):
+            self._gradients = [gradient for gradient in self._gradients if gradient is not None]
         self._versions = versions(self._gradients)
 
     def were_written(self) -> bool:
@@ -231,7 +236,7 @@ class GradientPayloads:
         """Return the bytes of the gradients that the parameters have now; of rounded ones, what `reduce` has left."""
         run = self._run
         self._own(parameters)
-        names, gradients = (self._names, [p.grad for p in parameters]) if self._reducer is None else self._reduced
+        names, gradients = (self._names, list(map(_get_grad, parameters))) if self._reducer is None else self._reduced
         if run.staging is None and run.coordinator.is_single:
             payload = self._plans.payload(names, gradients)
             if payload is not None:

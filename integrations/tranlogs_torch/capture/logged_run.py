@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,41 +17,36 @@ from .foreign_writes import ForeignWrites
 from .staging import Staging
 
 
-class Phase(ABC):
+class Phase:
     """A phase of a run: what its hooks and loops do there. A run is in one phase, and the next one replaces it.
+
+    This one logs nothing.
 
     Attributes:
         has_begun: True once steps are logged in this process.
         is_logging: True while they are.
     """
 
-    has_begun = is_logging = True
+    has_begun, is_logging = True, False
 
-    @abstractmethod
     def before_step(self) -> None:
         """Log what something else than a step has written, before an optimizer's gradients are captured."""
 
-    @abstractmethod
     def after_step(self, optimizer: str) -> None:
         """Count a step of an optimizer."""
 
-    @abstractmethod
     def before_forward(self) -> None:
         """Note that a forward pass begins with which a unit outside of all loops ends."""
 
-    @abstractmethod
     def note_writes(self, place: Place | None = None) -> None:
         """Log writes that no step made, as a part of the running unit."""
 
-    @abstractmethod
     def open_loop(self) -> None:
         """Note that the script enters a loop of `LoggedOptimizer`."""
 
-    @abstractmethod
     def boundary(self, asking: object = None) -> None:
         """Commit the unit, because the loop `asking` (None: whichever runs) wants its next batch."""
 
-    @abstractmethod
     def note_commit(self) -> None:
         """Note that a unit was committed, after which another phase may follow."""
 

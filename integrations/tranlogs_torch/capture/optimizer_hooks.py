@@ -76,6 +76,7 @@ class OptimizerHooks:
             found out, and one that logs no tensors ("inputs") only counts its steps.
         reduction: to what gradients are rounded before the optimizer and the log have them; None if they are not.
         with_state: True if an after-image includes the optimizer's state.
+        values: reads its hyper-parameters.
         watch: sees writes to the optimizer's state between steps.
         recorder: writes the records of the steps.
         before, after: what the hooks call now; see `install`.
@@ -88,8 +89,8 @@ class OptimizerHooks:
         kind, _, reduction = log.partition(":")
         self.log = cast('Literal["gradients", "weights", "inputs"]', kind)
         self.reduction = cast("Reduction | None", reduction or None)
-        self._values = GroupValues(inner)
-        tree.encode(self._values.now(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
+        self.values = GroupValues(inner)
+        tree.encode(self.values.now(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
         if self.log == "gradients" and isinstance(inner, torch.optim.LBFGS):
             self.log = "weights"
             _log.warning(
@@ -166,7 +167,10 @@ class OptimizerHooks:
 
     def parameters(self) -> list[torch.Tensor]:
         """The optimizer's parameters, in order."""
-        return [p for group in self.inner.param_groups for p in group["params"]]
+        found: list[torch.Tensor] = []
+        for group in self.inner.param_groups:
+            found += group["params"]
+        return found
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
@@ -262,7 +266,7 @@ class OptimizerHooks:
             self.recorder.wait()
         self._gradients.capture([] if step.is_image else self._payloads.owners)
         self.run.auxiliary.gradients.before_step(self.name)
-        step.hyper = self._values.now()
+        step.hyper = self.values.now()
         step.amp = self._read_amp() if hasattr(self.inner, "grad_scale") or hasattr(self.inner, "found_inf") else {}
         step.captures += 1
         step.began = time.perf_counter()

@@ -145,6 +145,7 @@ class MovedGenerators:
         self._dataset = dataset
         self._found: dict[str, tuple[Any, Any]] = {}  # the generator, and its state when it was first seen, by place
         self.recorded: dict[str, str] = {}
+        self._read: dict[str, str] = {}  # what was read last
         self._lost: set[str] = set()  # places whose recorded state no resume of this process has brought back yet
         self._places: dict[str, int] = {}  # that workers watch: the number of its flag, by place
         self._flags: torch.Tensor | None = None  # one for each of these, in memory that workers share
@@ -156,7 +157,7 @@ class MovedGenerators:
             self._found[place] = generator, _state_of(generator) if state is None else state
 
     def read(self) -> dict[str, str]:
-        """Return the digests of what passes have moved, as of now."""
+        """Return the digests of what passes have moved, as of now; the same object while they are the same."""
         for place, (generator, state) in self._found.items():
             if self.recorded.get(place) == "":  # unknown, or known to workers alone
                 continue
@@ -164,7 +165,9 @@ class MovedGenerators:
                 self.recorded[place] = _digest_of(generator)
         if self._flags is not None:
             self.recorded |= {place: "" for place, number in self._places.items() if self._flags[number]}
-        return dict(self.recorded)
+        if self._read != self.recorded:
+            self._read = dict(self.recorded)
+        return self._read
 
     @property
     def is_watched(self) -> bool:

@@ -29,6 +29,7 @@ from .rng import get_rng, set_rng
 from .sampler import Draws
 from .tracked_loader import TrackedLoader
 
+_NO_STATES: list[torch.Tensor] = []
 _DIGEST_BYTES = 1 << 16  # of each tensor and array
 
 
@@ -73,6 +74,7 @@ class LoaderPosition:
         self.entered: dict[str, Any] | None = None
         self._workers: dict[str, Any] | None = None  # random state when persistent workers were made
         self._resume: dict[str, Any] | None = None  # recorded position that waits for its loop
+        self._about: dict[str, Any] = {}  # when the running epoch was opened
 
     @property
     def loader(self) -> DataLoader[Any]:
@@ -127,16 +129,18 @@ class LoaderPosition:
             "workers": self._workers,
             "entered": self.entered,
             "samplers": iteration.samplers if is_begun else self.source.samplers.read(),
-            "generators": [g.get_state() for g in self.source.generators],
-            "sizes": self.source.sizes,
-            "length": self.source.length,
+            "generators": [g.get_state() for g in self.source.generators] if self.source.generators else _NO_STATES,
             "in_pass": self.is_in_pass,
-            "doubts": list(self.doubts),
+            "doubts": self.doubts,
             "moved": self.source.moved.read(),
-            "world": size(),
-            "division": self.source.division,
             "rest": iteration.rest if is_amid else None,
+            **(self._about if iteration.live is not None else self._describe()),
         }
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what the meaning of a position depends on."""
+        source = self.source
+        return {"sizes": source.sizes, "length": source.length, "world": size(), "division": source.division}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a recorded position when the next epoch (or the rest of one) is opened."""
@@ -197,7 +201,7 @@ class LoaderPosition:
     def doubt(self, text: str) -> None:
         """Report what makes a resume inexact: now, and after each recovery."""
         if text not in self.doubts:
-            self.doubts.append(text)
+            self.doubts = [*self.doubts, text]  # the one before may lie in a position
             self._on_doubt(text, False)
 
     # Loops of LoggedOptimizer
@@ -255,7 +259,7 @@ class LoaderPosition:
 
     def is_set_back(self, number: int) -> bool:
         """Return True if the run was set back to the end of a unit that lies behind the epoch of this number, which runs."""
-        return self.is_pending and self.epoch > number
+        return self._resume is not None and self.epoch > number
 
     # Passes that another loop asks for batches (loops/companions.py)
 
@@ -287,22 +291,20 @@ class LoaderPosition:
             self._resume, iteration.live = self.state_dict(), None
             raise
         if data is not END:
-            self._count(data)
+            draws = iteration.draws
+            if draws is None:
+                iteration.order = digest(data, iteration.order) >> 1
+            else:
+                draws.consume(draws.ahead.pop(0))
             iteration.batch, self.taken = iteration.batch + 1, self.taken + 1
         return data
-
-    def _count(self, data: Any) -> None:
-        draws = self.iteration.draws
-        if draws is None:
-            self.iteration.order = digest(data, self.iteration.order) >> 1
-        else:
-            draws.consume(draws.ahead.pop(0))
 
     def open(self) -> None:
         """Make the iterator of the epoch, or of the rest of it."""
         self._on_open(self)
         iteration, source, resume, self._resume = self.iteration, self.source, self._resume, None
         source.moved.look()
+        self._about = self._describe()
         before = get_rng(source.generators)  # the loop draws its next numbers from here
         if resume is not None and self._workers is not None:
             self._make_lost_workers(before)
@@ -356,7 +358,7 @@ class LoaderPosition:
     def _skip_batches(self, iterator: Iterator[Any], recorded: int) -> None:
         self.iteration.order = 0
         for data in itertools.islice(iterator, self.batch):
-            self._count(data)
+            self.iteration.order = digest(data, self.iteration.order) >> 1
         if self.iteration.order != recorded and not self._is_resized:
             kind = type(self.loader.dataset if self.source.is_iterable else self.loader).__name__
             self._on_doubt(

@@ -17,12 +17,12 @@ import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
 from tranlogs.records import Snapshot
-from tranlogs.training import UNKNOWN_DATA, BoundaryLog, GroupDecision, Place, TurnData
+from tranlogs.training import UNKNOWN_DATA, BoundaryLog, GroupDecision, TurnData
 
 from ..capture.forward_hook import ForwardHook
 from ..state import naming
 from ..state.caveats import IMPLICIT
-from ..state.state_digest import digest_state
+from ..state.state import digest_state
 from ..tensors.arrays import local
 from .recovery import Recovery
 from .run_parts import RunParts
@@ -114,11 +114,6 @@ class Boundaries:
         if self.outside is not None:
             self.outside.after_step()
 
-    def note_writes(self, place: Place | None = None) -> None:
-        """Log writes that no step made, as a part of the running unit."""
-        if self._writes.note(place):
-            self.steps_since_boundary += 1
-
     def boundary(self, asking: object = None) -> None:
         """Commit the unit, because the loop `asking` (None: whichever runs) wants its next batch.
 
@@ -143,7 +138,11 @@ class Boundaries:
         if self.log.is_passed_over(is_needed=self._writes.wants_checkpoint, decision=decision):
             self._count_unit()
         else:
-            self._note_turns()
+            outer = self.running[0] if self.running else None
+            if isinstance(outer, Turns):
+                self._note_turns(outer)
+            else:
+                self._auxiliary.turns = None
             self._commit(self._read(), decision)
         self.log.end_unit(decision)
 
@@ -192,10 +191,9 @@ class Boundaries:
         recorded = self._parts.restarts.recorded
         return {**self._auxiliary.read(), **({"restarts": recorded} if recorded is not None else {}), **self.log.read()}
 
-    def _note_turns(self) -> None:
-        """Note what the data of the running loop come from, if it is one over `steps()`."""
-        outer = self.running[0] if self.running else None
-        self._auxiliary.turns = outer.basis() if isinstance(outer, Turns) else None
+    def _note_turns(self, turns: Turns) -> None:
+        """Note what the data of the running loop over `steps()` come from."""
+        self._auxiliary.turns = turns.basis()
         if self._auxiliary.turns == "unknown":
             self._parts.report.warn_of_script(UNKNOWN_DATA)
 

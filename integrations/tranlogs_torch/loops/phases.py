@@ -31,9 +31,11 @@ class Live(Phase):
         recovery: whose report is updated.
     """
 
+    is_logging = True
+
     def __init__(self, parts: RunParts, unit: Boundaries, recovery: Recovery) -> None:
         self._parts, self._unit, self._recovery = parts, unit, recovery
-        self._journal, self._rung = parts.journal, parts.rung
+        self._journal, self._rung, self._writes = parts.journal, parts.rung, parts.writes
 
     def before_step(self) -> None:
         if self._unit.outside is not None:
@@ -49,7 +51,8 @@ class Live(Phase):
             self._unit.outside.before_forward()
 
     def note_writes(self, place: Place | None = None) -> None:
-        self._unit.note_writes(place)
+        if self._writes.note(place):
+            self._unit.steps_since_boundary += 1
 
     def open_loop(self) -> None:
         self._recovery.report.note_own_loop()
@@ -189,35 +192,12 @@ class Closed(Phase):
         parts: of the run.
     """
 
-    is_logging = False
-
     def __init__(self, parts: RunParts) -> None:
         self._run = parts.settings.run
-
-    def before_step(self) -> None:
-        """Do nothing."""
-
-    def after_step(self, optimizer: str) -> None:
-        """Do nothing."""
-
-    def before_forward(self) -> None:
-        """Do nothing."""
-
-    def note_writes(self, place: Place | None = None) -> None:
-        """Do nothing."""
 
     def open_loop(self) -> None:
         raise UsageError(f"{self._run}: the run is closed and logs nothing more. Create a new LoggedOptimizer to continue it")
 
-    def boundary(self, asking: object = None) -> None:
-        """Do nothing."""
 
-    def note_commit(self) -> None:
-        """Do nothing."""
-
-
-class Forked(Closed):
+class Forked(Phase):
     """A child of the process that logs, in which the script may train on without a log."""
-
-    def open_loop(self) -> None:
-        """Do nothing."""

@@ -188,6 +188,7 @@ class TrainingRun:
         self.hooks[hooks.name] = hooks
         self._parts.writes.watches[hooks.name] = hooks.watch
         self.state.optimizers[hooks.name] = hooks.inner
+        self.state.named.group_values[hooks.name] = hooks.values
         self.state.named.refresh()
         self._parts.describe_environment()
 
@@ -295,7 +296,7 @@ class TrainingRun:
 
     def enter_child(self) -> None:
         """Log nothing in a child that this process has forked."""
-        self.logged.phase = Forked(self._parts)
+        self.logged.phase = Forked()
         for hooks in self.hooks.values():
             hooks.switch_off()
 

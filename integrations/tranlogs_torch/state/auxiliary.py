@@ -16,17 +16,15 @@ from tranlogs.records import Fixed
 from tranlogs.training import UNKNOWN_DATA, Face, LoopSequence, Remembered, TurnData
 
 from ..data.loader_position import LoaderPosition
-from ..data.rng import get_rng, set_rng
-from ..tensors.arrays import local
+from ..data.rng import KeptRng, get_rng, set_rng
 from .compatibility import Settings
 from .extra_state import is_torchs, split
-from .kept_generators import is_kept_generator
 from .loader_positions import LoaderPositions
 from .optimizer_states import write_hyper
 from .pending_gradients import Gradients
-from .rarely_changed_parts import SteadyParts
+from .rarely_changed_parts import Buffers, HyperParameters, ModuleWalk
 from .state import TorchState
-from .tracked_objects import TrackedObjects
+from .tracked_objects import TrackedObjects, is_kept_generator
 
 _NOTHING = Fixed({})  # an empty part of a boundary: encoded once
 
@@ -55,7 +53,8 @@ class Auxiliary:
         self._state, self._positions = state, positions
         self._tracked = TrackedObjects(on_doubt)
         self.scalers = self._tracked.scalers
-        self._steady = SteadyParts(state)
+        self._hyper, self._walk, self._rng_now = HyperParameters(state.named.group_values), ModuleWalk(state.modules), KeptRng()
+        self._buffers, self._flags, self._training = Buffers({}), Fixed(b""), Fixed({})
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
         self.count = 0
@@ -202,22 +201,31 @@ class Auxiliary:
     def read(self) -> dict[str, Any]:
         """Return the auxiliary state as it is now."""
         flags, waiting = self.gradients.read()
-        buffers, training = self._steady.modules()
-        tracked, optimizers = self._tracked.read(), self._state.named.optimizers
+        if flags != self._flags.value:
+            self._flags = Fixed(flags)
+        named, training = self._walk.read()
+        if named is not self._buffers.named:
+            self._buffers = Buffers(named)
+        if training is not self._training.value:
+            self._training = Fixed(training)
+        own: dict[str, Any] = {}
+        for which, optimizer in self._state.named.optimizers.items():
+            if not is_torchs(optimizer) and (attributes := split(optimizer)[0]):
+                own[which] = attributes
         return {
-            "tracked": {name: Fixed(state) for name, state in tracked.items()} if tracked else _NOTHING,
+            "tracked": self._tracked.read() or _NOTHING,
             "data": self._positions.read_lasting() or _NOTHING,
             "count": self.count,
             "loop": self._read_loop(),
             "turns": self.turns,
-            "buffers": {name: local(buffer) for name, buffer in buffers.items()} if buffers else _NOTHING,
+            "buffers": self._buffers.read() if named else _NOTHING,
             "extra": self._state.extra.read() or _NOTHING,
-            "own": {which: own for which, o in optimizers.items() if not is_torchs(o) and (own := split(o)[0])} or _NOTHING,
-            "after": self._steady.hyper(),
-            "flags": self._steady.flags(flags),
+            "own": own or _NOTHING,
+            "after": self._hyper.read(),
+            "flags": self._flags,
             "waiting": waiting or _NOTHING,
-            "training": training,
-            "rng": self._steady.rng(),
+            "training": self._training,
+            "rng": self._rng_now.now(),
             "start_rng": self._start_rng,
             **({"deviation": self.deviation} if self.deviation else {}),
             **({"script_changes": True} if self.has_script_changes else {}),
@@ -235,7 +243,7 @@ class Auxiliary:
 
     def rng_now(self) -> Fixed:
         """Return the state of all random generators."""
-        return self._steady.rng()
+        return self._rng_now.now()
 
     def drop_unstorable(self) -> None:
         """Do without what was tracked and cannot be stored any more: logging can go on with the rest."""

@@ -74,7 +74,10 @@ class Fingerprint(BaseFingerprint):
         """Return what most writes change: where each tensor lies, its version counter, and its order in memory."""
         tensors = self.tensors if self._is_plain else self._local()
         pointers, orders = map(torch.Tensor.data_ptr, tensors), map(torch.Tensor.is_contiguous, tensors)
-        return [*pointers, *versions(tensors), *orders]
+        try:
+            return [*pointers, *map(_get_version, tensors), *orders]
+        except RuntimeError:  # one was made in inference mode
+            return [*map(torch.Tensor.data_ptr, tensors), *versions(tensors), *orders]
 
     def sampled(self, indices: Sequence[int], step: int) -> Digests:
         if self.on_cpu:

@@ -85,9 +85,7 @@ class GroupValues:
         groups = self._optimizer.param_groups
         sizes = list(map(len, groups))
         seen = [*chain.from_iterable(groups), *chain.from_iterable(map(dict.values, groups))]
-        if self._is_immutable and sizes == self._sizes and all(map(is_, seen, self._seen)):
-            return self._values
-        if self._is_immutable and sizes == self._sizes and self._set_some(groups, seen):
+        if self._is_immutable and sizes == self._sizes and (all(map(is_, seen, self._seen)) or self._set_numbers(groups, seen)):
             return self._values
         self._sizes, self._seen = sizes, seen
         live = values_of(self._optimizer)
@@ -97,14 +95,20 @@ class GroupValues:
             self._values = values
         return self._values
 
-    def _set_some(self, groups: Groups, seen: list[Any]) -> bool:
+    def _set_numbers(self, groups: Groups, seen: list[Any]) -> bool:
         """Take numbers that were set, by a schedule for instance; return False if anything else has changed."""
-        changed = [(value, before) for value, before in zip(seen, self._seen, strict=True) if value is not before]
-        if not all(type(value) is type(before) and type(value) in (int, float) for value, before in changed):
-            return False
+        is_changed = False
+        for value, before in zip(seen, self._seen, strict=True):
+            if value is not before:
+                if type(value) is not type(before) or type(value) not in (int, float):
+                    return False
+                is_changed |= value != before or value == 0  # 0.0 and -0.0 are different bytes
         self._seen = seen
-        if any(value != before or value == 0 for value, before in changed):  # 0.0 and -0.0 are different bytes
-            self._values = [{key: group[key] for key in own} for group, own in zip(groups, self._values, strict=True)]
+        if is_changed:
+            self._values = list(map(dict, self._values))
+            for group, copied in zip(groups, self._values, strict=True):
+                for key in copied:
+                    copied[key] = group[key]
         return True
 
 

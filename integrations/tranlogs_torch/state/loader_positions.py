@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -22,25 +23,29 @@ _LASTING = ("opened", "workers", "entered")  # random states of 8 kB each; so is
 
 
 class LastingStates:
-    """Wraps the lasting random states of one loader's positions, so that each is encoded once.
+    """Wraps what rarely changes in one loader's positions, so that it is encoded once: random states, and the head with all
+    that does not move.
 
     Nobody writes to them, so the same object is the same state.
     """
 
     def __init__(self) -> None:
         self._parts = Parts()
+        self._head: dict[str, Any] = {}
+        self._fixed_head = Fixed({})
 
     def split(self, position: dict[str, Any]) -> dict[str, Any]:
         """Return a position for a boundary, with all that does not move in its head; `join_position` is the inverse."""
-        head, found = dict(position), dict[str, Any]()
+        head, found = position.copy(), dict[str, Any]()
         for name in _OUTSIDE:
             found[name] = head.pop(name)
-        for name in _LASTING:
-            if head.get(name) is not None:
-                head[name] = self._parts.of(name, head[name])
+        if head.keys() != self._head.keys() or not all(map(is_, head.values(), self._head.values())):
+            lasting = {name: self._parts.of(name, head[name]) for name in _LASTING if head.get(name) is not None}
+            self._head, self._fixed_head = head, Fixed(head | lasting)
         if (index := found["index"]) is not None and "first_draw" in index:
             found["index"] = index | {"first_draw": self._parts.of("first_draw", index["first_draw"])}
-        return found | {"head": Fixed(head)}
+        found["head"] = self._fixed_head
+        return found
 
 
 def join_position(recorded: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +121,10 @@ class LoaderPositions:
 
     def passed(self) -> dict[str, int]:
         """Return the batches handed out so far, by loader."""
-        return {name: position.passed for name, position in self.by_name.items()} if self.by_name else {}
+        found: dict[str, int] = {}
+        for name, position in self.by_name.items():
+            found[name] = position.passed
+        return found
 
     def read(self) -> dict[str, Any]:
         """Return the positions, by loader."""
@@ -124,9 +132,10 @@ class LoaderPositions:
 
     def read_lasting(self) -> dict[str, Any]:
         """Return the positions for a boundary, split into what moves and what rarely changes."""
-        if not self.has_any:
-            return {}
-        return {name: self._lasting[name].split(position) for name, position in self.read().items()}
+        found = self._unclaimed | self.by_name
+        for name, position in found.items():
+            found[name] = self._lasting[name].split(position.state_dict() if name in self.by_name else position)
+        return found
 
     def write(self, recorded: dict[str, Any]) -> None:
         """Set the positions to recorded ones; those of loaders that come later are kept for them."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from . import naming
 from .fingerprint import Fingerprint, Mode
-from .group_values import Groups, values_of
+from .group_values import Groups, GroupValues, values_of
 
 
 class NamedTensors:
@@ -25,6 +25,7 @@ class NamedTensors:
         parameters: all parameters by name. The order is that of the records.
         name_of: names of the parameters by id.
         fingerprint: of the parameters that the log holds.
+        group_values: reads the hyper-parameters of an optimizer, by its name.
         logged_members: ids of the parameters in each group of an optimizer, as the log knows them.
     """
 
@@ -34,6 +35,7 @@ class NamedTensors:
         self.modules, self.optimizers = dict(modules), dict(optimizers)
         self.parameters: dict[str, torch.Tensor] = {}
         self.name_of: dict[int, str] = {}
+        self.group_values: dict[str, GroupValues] = {}
         self.logged_members: dict[str, list[list[int]]] = {}
         self._mode: Mode = mode
         self.fingerprint: Fingerprint

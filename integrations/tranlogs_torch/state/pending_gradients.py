@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .fingerprint import version_of, versions
 from .state import TorchState
 
 _TRAINS, _DENSE, _SPARSE, _ORPHAN, _REDONE = 1, 2, 4, 8, 16  # flags of a parameter
+_get_grad, _get_requires_grad = attrgetter("grad"), attrgetter("requires_grad")
 _LEFT = "_tranlogs_left"  # on a gradient: its version when it lay about at a boundary
 _ZERO = "_tranlogs_zero"  # on a gradient: its version when it was zero
 _USED = "_tranlogs_used"  # on a gradient: its version when its optimizer had taken a step with it
@@ -38,12 +40,12 @@ class Gradients:
 
     def read(self) -> tuple[bytes, dict[str, torch.Tensor]]:
         """Flags of each parameter, and the gradients that may wait for a step."""
-        parameters = self._state.parameters
-        gradients = [p.grad for p in parameters.values()]
+        parameters = self._state.named.parameters
+        gradients = list(map(_get_grad, parameters.values()))
         kinds = set(map(type, gradients))
         if kinds == {type(None)}:
             self._left = set()
-            return bytes([_TRAINS if p.requires_grad else 0 for p in parameters.values()]), {}
+            return bytes(map(_get_requires_grad, parameters.values())), {}  # _TRAINS is 1, as True is
         if kinds == {torch.Tensor} and (flags_of_used := self._read_used(parameters.values(), gradients)) is not None:
             return flags_of_used, {}
         self._left = set()
@@ -157,8 +159,13 @@ def move_into(place: torch.Tensor, gradient: torch.Tensor) -> None:
 
 def mark_used(optimizer: torch.optim.Optimizer) -> None:
     """Note that the optimizer has taken a step with its gradients."""
-    present = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    is_plain = set(map(type, present)) <= {torch.Tensor}
+    present: list[Any] = []
+    for group in optimizer.param_groups:
+        present += map(_get_grad, group["params"])
+    kinds = set(map(type, present))
+    if type(None) in kinds:
+        present = [gradient for gradient in present if gradient is not None]
+    is_plain = kinds <= {torch.Tensor, type(None)}
     now = versions(present if is_plain else list(map(local, present)))
     deque(map(setattr, present, repeat(_USED), now), maxlen=0)  # without a Python loop: there may be hundreds
 

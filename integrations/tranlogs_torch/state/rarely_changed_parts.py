@@ -11,14 +11,55 @@ import torch
 from torch import nn
 
 from tranlogs.records import Fixed
-from tranlogs.training import FixedCache
 
-from ..data.rng import KeptRng
+from ..tensors.arrays import NAMES, is_dtensor, local, to_array
 from . import naming
-from .group_values import GroupValues
-from .state import TorchState
+from .group_values import Groups, GroupValues
 
-_is_training = attrgetter("training")
+_get_training, _get_modules, _get_buffers = attrgetter("training"), attrgetter("_modules"), attrgetter("_buffers")
+
+_Form = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
+
+
+class Buffers:
+    """Buffers as a boundary takes them. What is the same at each boundary, how their bytes are reached, is found out once.
+
+    Args:
+        named: the buffers, by name.
+    """
+
+    def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
+        self.named = named
+        self._tensors = list(named.values())
+        self._is_plain = not any(map(is_dtensor, self._tensors))
+        self._forms: list[_Form] = []
+        self._values: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """Return the buffers: an `Array` that views the memory of one that lies dense on the CPU, any other as a tensor."""
+        if not self._is_plain:
+            return dict(zip(self.named, map(local, self._tensors), strict=True))
+        try:
+            forms = [(b.data_ptr(), b.dtype, b.shape, b.stride()) for b in self._tensors]
+        except RuntimeError:  # a sparse one has no strides
+            return dict(self.named)
+        if forms != self._forms:
+            values = (to_array(b) if _is_viewable(b) else b for b in self._tensors)
+            self._forms, self._values = forms, dict(zip(self.named, values, strict=True))
+        return self._values
+
+
+def _is_viewable(buffer: torch.Tensor) -> bool:
+    """Return True if `to_array` gives a view of the buffer's memory. (Of bytes, random states have a form of their own.)"""
+    return (
+        type(buffer) in (torch.Tensor, nn.Buffer)
+        and buffer.device.type == "cpu"
+        and buffer.is_contiguous()
+        and buffer.dtype in NAMES
+        and buffer.dtype is not torch.uint8
+        and not buffer.is_complex()
+        and not buffer.is_neg()
+    )
 
 
 class ModuleWalk:
@@ -32,34 +73,32 @@ class ModuleWalk:
         self._modules = modules
         self._parts: dict[str, list[nn.Module]] = {}
         self._all: list[nn.Module] = []
-        self._seen: list[Any] = []
         self._counts: list[int] = []
+        self._seen: list[Any] = []
         self._buffers: dict[str, torch.Tensor] = {}
-        self._modes: dict[str, bytes] = {}
+        self._modes: list[bool] = []
+        self._training: dict[str, bytes] = {}
 
     def read(self) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
         """Return all buffers by name and, by prefix, one byte a module: whether it is in training mode.
 
-        Modes that have not changed are the same object.
+        What has not changed is the same object.
         """
-        self._look()
-        modes = {prefix: bytes(map(_is_training, parts)) for prefix, parts in self._parts.items()}
+        counts, seen = self._structure()
+        if counts != self._counts or len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
+            self._parts = {prefix: list(module.modules()) for prefix, module in self._modules.items()}
+            self._all, self._modes = list(chain.from_iterable(self._parts.values())), []
+            self._buffers = naming.named_buffers(self._modules)
+            self._counts, self._seen = self._structure()
+        modes = list(map(_get_training, self._all))
         if modes != self._modes:
             self._modes = modes
-        return self._buffers, self._modes
-
-    def _look(self) -> None:
-        counts, seen = self._structure()
-        if counts == self._counts and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
-            return
-        self._parts = {prefix: list(module.modules()) for prefix, module in self._modules.items()}
-        self._all = list(chain.from_iterable(self._parts.values()))
-        self._buffers = naming.named_buffers(self._modules)
-        self._counts, self._seen = self._structure()
+            self._training = {prefix: bytes(map(_get_training, parts)) for prefix, parts in self._parts.items()}
+        return self._buffers, self._training
 
     def _structure(self) -> tuple[list[int], list[Any]]:
         """Return the numbers of children and buffers of each module, and these. (Large numbers are new objects.)"""
-        children, buffers = [m._modules for m in self._all], [m._buffers for m in self._all]
+        children, buffers = list(map(_get_modules, self._all)), list(map(_get_buffers, self._all))
         return [*map(len, children), *map(len, buffers)], [
             *self._modules.values(),
             *chain.from_iterable(map(dict.values, children)),
@@ -67,37 +106,25 @@ class ModuleWalk:
         ]
 
 
-class SteadyParts:
-    """Reads the hyper-parameters, the flags of parameters, the modes of modules and the random states of a run."""
+class HyperParameters:
+    """Reader of the settings of all parameter groups at a boundary.
 
-    def __init__(self, state: TorchState) -> None:
-        self._state = state
-        self._walk = ModuleWalk(state.modules)
-        self._values: dict[str, GroupValues] = {}  # by optimizer
-        self._after, self._training, self._rng = FixedCache(), FixedCache(), KeptRng()
-        self._flags = Fixed(b"")
+    Args:
+        values: reads those of an optimizer, by its name.
+    """
 
-    def hyper(self) -> Fixed:
-        """Return the settings of all parameter groups, by optimizer."""
-        return self._after.of_frozen({which: self._values_of(which).now() for which in self._state.optimizers})
+    def __init__(self, values: Mapping[str, GroupValues]) -> None:
+        self._values = values
+        self._read: dict[str, Groups] = {}
+        self._fixed = Fixed({})
 
-    def _values_of(self, which: str) -> GroupValues:
-        found = self._values.get(which)
-        if found is None:
-            found = self._values[which] = GroupValues(self._state.optimizers[which])
-        return found
-
-    def flags(self, flags: bytes) -> Fixed:
-        """Return which parameters require gradients."""
-        if flags != self._flags.value:
-            self._flags = Fixed(flags)
-        return self._flags
-
-    def modules(self) -> tuple[dict[str, torch.Tensor], Fixed]:
-        """Return the buffers by name, and which modules are in training mode."""
-        buffers, training = self._walk.read()
-        return buffers, self._training.of_frozen(training)
-
-    def rng(self) -> Fixed:
-        """Return the state of all random generators."""
-        return self._rng.now()
+    def read(self) -> Fixed:
+        """Return the settings, by optimizer; the previous object while they are the same."""
+        read: dict[str, Groups] = {}
+        is_same = len(self._values) == len(self._read)
+        for which, values in self._values.items():
+            now = read[which] = values.now()
+            is_same = is_same and now is self._read.get(which)
+        if not is_same:
+            self._read, self._fixed = read, Fixed(read)
+        return self._fixed

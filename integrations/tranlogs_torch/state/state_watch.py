@@ -58,13 +58,10 @@ class StateWatch:
         self._hold(self._look())
         self._take(*self._trace())
 
-    def _hold(self, values: list[Any]) -> bool:
-        """Watch these values from now on; return True if they are the ones that were watched."""
-        if _are_same(values, self._values):
-            return True
+    def _hold(self, values: list[Any]) -> None:
+        """Watch these values from now on."""
         self._values = values
         self._tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        return False
 
     def _take(self, versions: list[int], pointers: list[int]) -> None:
         self._versions, self._is_left_out = versions, False
@@ -87,7 +84,10 @@ class StateWatch:
             True if something other than the step may have written to the state since the last look at all of it.
         """
         is_left_out, before = self._is_left_out, self._versions
-        is_same = self._hold(self._look())
+        values = self._look()
+        is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        if not is_same:
+            self._hold(values)
         versions, pointers = self._trace()
         rises = list(map(sub, versions, before)) if is_same and pointers == self._pointers else []
         is_usual = bool(rises) and rises == self._rises
@@ -148,10 +148,6 @@ class StateWatch:
         seconds = time.perf_counter() - start
         self._whole_seconds = min(self._whole_seconds or seconds, seconds)
         return digest
-
-
-def _are_same(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(map(is_, a, b))
 
 
 def _are_equal(a: list[Any], b: list[Any]) -> bool:

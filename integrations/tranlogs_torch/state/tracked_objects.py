@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.records import tree
-from tranlogs.training import LoopState, Remembered, Unstorable, demand_storable
+from tranlogs.records import Fixed, tree
+from tranlogs.training import LoopState, Remembered, Unstorable, demand_storable, split_python
 
 from ..data.generators import trackable
 from ..data.loader_class import advice_for_other_loader
@@ -123,12 +126,14 @@ class TrackedObjects:
         if isinstance(thing, torch.amp.GradScaler):
             self._scalers[name] = thing.state_dict()
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Fixed]:
         """Return the states of all objects at a boundary, by name."""
-        if not self.objects:
-            return {}
-        states = {name: thing.state_dict() for name, thing in self.objects.items()}
-        self._scalers = {name: states[name] for name in states if isinstance(self.objects[name], torch.amp.GradScaler)}
+        states: dict[str, Fixed] = {}
+        for name, thing in self.objects.items():
+            state = thing.state_dict()
+            states[name] = Fixed(state)
+            if isinstance(thing, torch.amp.GradScaler):
+                self._scalers[name] = state
         return states
 
     def has_skipped_step(self) -> bool:
@@ -142,6 +147,7 @@ class TrackedObjects:
                 tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=arrays.adapt, out_of_line=[])
             except UnencodableState as error:
                 del self.objects[name]
+                self._scalers.pop(name, None)
                 self._on_doubt(f"{name!r} is no longer tracked and is not recovered: {error}", False)
 
     def name_strangers(self, recorded: Mapping[str, Any]) -> None:
@@ -163,6 +169,9 @@ class TrackedObjects:
 
 
 _PLAIN = (torch.dtype, torch.device, torch.Size)
+_OTHERS = ("torch", "tranlogs_torch")  # whose objects keep no generator of a dataset
+_DEPTH = 6  # of containers in a state
+_ITEMS_MAX = 64  # of a container that are looked at
 
 
 class TorchValues:
@@ -226,3 +235,57 @@ def _store_tensor(value: torch.Tensor) -> Any:
 def _new(tensor: torch.Tensor, device: str) -> torch.Tensor:
     copy = tensor.clone() if tensor.layout is torch.sparse_coo else tensor.clone(memory_format=torch.preserve_format)
     return copy.to(device)
+
+
+def is_kept_generator(generator: Any, tracked: Iterable[Any]) -> bool:
+    """Return True if a random generator comes back with what is tracked.
+
+    Args:
+        generator: of torch, numpy or Python.
+        tracked: the tracked objects.
+    """
+    objects = list(tracked)
+    if any(getattr(one, "generator", None) is generator for one in objects):
+        return True
+    forms = _forms_of(generator)
+    return any(_has(one.state_dict(), forms) for one in objects if _may_have(one))
+
+
+def _may_have(thing: Any) -> bool:
+    """Return True for what the script remembers, and for an object of its own: its state is small, as a rule."""
+    return isinstance(thing, LoopState) or type(thing).__module__.partition(".")[0] not in _OTHERS
+
+
+def _forms_of(generator: Any) -> list[Any]:
+    """Return the forms in which the state of a generator is written."""
+    if isinstance(generator, np.random.Generator):
+        return [generator.bit_generator.state]
+    if isinstance(generator, np.random.RandomState):
+        return [generator.get_state(legacy=False), generator.get_state(legacy=True)]
+    if isinstance(generator, random.SystemRandom):
+        return []
+    if isinstance(generator, random.Random):
+        return [generator.getstate()[1], split_python(generator.getstate())]
+    return [generator.get_state()]
+
+
+def _has(found: Any, forms: Sequence[Any], depth: int = _DEPTH) -> bool:
+    """Return True if one of the forms stands in a state."""
+    if any(_is_equal(found, form) for form in forms):
+        return True
+    if not depth:
+        return False
+    values = found.values() if isinstance(found, Mapping) else found if isinstance(found, (list, tuple)) else ()
+    return any(_has(value, forms, depth - 1) for value in islice(values, _ITEMS_MAX))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other) and not (isinstance(one, (list, tuple)) and isinstance(other, (list, tuple))):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(np.array_equal(one, other))

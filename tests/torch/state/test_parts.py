@@ -21,8 +21,8 @@ from tranlogs_torch.data.generators import trackable
 from tranlogs_torch.state import naming
 from tranlogs_torch.state.fingerprint import Fingerprint
 from tranlogs_torch.state.group_values import GroupValues
-from tranlogs_torch.state.kept_generators import is_kept_generator
 from tranlogs_torch.state.rarely_changed_parts import ModuleWalk
+from tranlogs_torch.state.tracked_objects import is_kept_generator
 
 
 def optimizer_with(**values: Any) -> torch.optim.Optimizer:
