@@ -64,7 +64,7 @@ def test_another_setting_of_xla_under_which_all_steps_are_equal_is_no_doubt(
     (rank,) = jax.ask("verify", tmp_path / "run", "--replay")["ranks"]
     (replayed,) = rank["replays"]
     assert (replayed["replayed"], replayed["exact"]) == (4, True)
-    assert any("XLA_FLAGS differs" in note for note in replayed["notes"])
+    assert any(note["code"] == "environment" and "XLA_FLAGS differs" in note["sentence"] for note in replayed["notes"])
 
 
 @pytest.mark.soak

@@ -18,6 +18,7 @@ import keras
 
 from tranlogs.base.atomic_files import publishing
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 from tranlogs.records import Checkpoint
 
 from .. import keras_internals
@@ -124,8 +125,8 @@ class RecordedState(KerasState):
         updates.is_eager = body.get("eager", False)
         return updates.apply(gradients, reading)
 
-    def compare_environment(self) -> list[str]:
-        """Return the differences between the recorded environment and this process's, one sentence each."""
+    def compare_environment(self) -> list[Note]:
+        """Return the differences between the recorded environment and this process's."""
         return compare_environment(self.recorded_environment, describe_environment(self._model, self.backend, {}))
 
     def _optimizer(self, which: str, about: dict[str, Any]) -> Any:

@@ -6,11 +6,12 @@ import json
 import platform
 import re
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 import tranlogs
+from tranlogs.base.notes import Note
 from tranlogs.training import compare_environments
 
 from .. import keras_internals
@@ -53,15 +54,27 @@ def describe_model(variables: Variables) -> dict[str, Any]:
     }
 
 
-def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the differences of the script's model, losses and optimizer settings from those of the run, one phrase each.
+class Change(NamedTuple):
+    """A value that differs from the run's.
+
+    Attributes:
+        path: of the value: "model.optimizer.beta_1".
+        text: a phrase with both values.
+    """
+
+    path: str
+    text: str
+
+
+def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+    """Return the differences of the script's model, losses and optimizer settings from those of the run.
 
     What cannot be serialized is not compared; names, and seeds that Keras draws, differ from process to process.
     """
     pairs = [("the model", recorded["architecture"], now["architecture"])]
     for which, about in now["optimizers"].items():
         pairs.append((f"model.{which}", recorded["optimizers"].get(which, {}).get("config"), about["config"]))
-    found: list[str] = []
+    found: list[Change] = []
     for name, was, is_ in pairs:
         if was is not None and is_ is not None:
             compare_values(name, normalized(json.loads(was)), normalized(json.loads(is_)), found)
@@ -85,8 +98,8 @@ def normalized(value: Any) -> Any:
     return _VOLATILE.sub("", without_numbers(value)) if isinstance(value, str) else value
 
 
-def compare_values(path: str, was: Any, now: Any, found: list[str]) -> None:
-    """Append a phrase to `found` for each difference between two normalized values; `path` names the value."""
+def compare_values(path: str, was: Any, now: Any, found: list[Change]) -> None:
+    """Append each difference between two normalized values to `found`; `path` names the value."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in [*was, *(key for key in now if key not in was)]:
             compare_values(path if key in _TRANSPARENT else f"{path}.{key}", was.get(key), now.get(key), found)
@@ -94,7 +107,7 @@ def compare_values(path: str, was: Any, now: Any, found: list[str]) -> None:
         for i, (a, b) in enumerate(zip(was, now)):
             compare_values(f"{path}[{i}]", a, b, found)
     elif was != now:
-        found.append(f"{path} was {_short(was)}, now it is {_short(now)}")
+        found.append(Change(path, f"{path} was {_short(was)}, now it is {_short(now)}"))
 
 
 def _short(value: Any) -> str:
@@ -192,6 +205,6 @@ def compare_demanded(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]
     ]
 
 
-def compare_environment(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the differences that can change rounding, one sentence each."""
+def compare_environment(recorded: dict[str, Any], now: dict[str, Any]) -> list[Note]:
+    """Return the differences that can change rounding."""
     return compare_environments(recorded, now, _COMPARED)

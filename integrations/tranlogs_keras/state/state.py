@@ -9,6 +9,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import CorruptRecord
+from tranlogs.base.notes import Note, coded
 from tranlogs.base.types import AnyArray
 from tranlogs.records import Checkpoint, Fixed, Record, Snapshot, array_of
 from tranlogs.training import (
@@ -58,7 +59,8 @@ class KerasState:
         self.recorded_environment: dict[str, Any] = {}
         self.about: dict[str, Any] = {}  # a checkpoint's description of the model
         self.recorded_about: dict[str, Any] = {}  # the same of the checkpoint that was restored
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
+        self.overruled: set[str] = set()  # paths of settings of optimizers that the script gives otherwise, and the run's hold
 
     # Describing.
 
@@ -165,18 +167,19 @@ class KerasState:
         self.recorded_about = {key: meta[key] for key in ("architecture", "optimizers")}
         self.fingerprint_kinds.clear()
         self.is_halved = meta["halved"]
-        self.notes += self.backend.set_back(self.recorded_environment)
+        self.notes += coded("environment", self.backend.set_back(self.recorded_environment))
         slots, _ = matched(meta["variables"], [*self.variables.everything_but_metrics, *self.variables.metrics])
         self.variables.rename({slot.name: name for name, slot in slots.items()})
         for name, _, _ in meta["variables"]:
             if not name.startswith("metric/"):
                 self.backend.assign(slots[name].variable, from_array(checkpoint.read(name)))
         now = plain_attributes(self.variables.optimizers)
-        self.notes += [
-            f"model.{path.replace('/', '.')}: the script gives {now[path]!r}, the run has {value!r}, which holds"
-            for path, value in meta["attributes"].items()
-            if path in now and now[path] != value
-        ]
+        for path, value in meta["attributes"].items():
+            if path in now and now[path] != value:
+                name = f"model.{path.replace('/', '.')}"
+                self.overruled.add(name)
+                text = f"{name}: the script gives {now[path]!r}, the run has {value!r}, which holds"
+                self.notes.append(Note("settings-changed", text))
         self.set_attributes(meta["attributes"])
         self.kept = meta["kept"], meta["boundary"]["position"]
         self.set_auxiliary(meta["boundary"])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from tranlogs.base.notes import Note
 from tranlogs.ranks import SingleReader, is_of_group, is_sharded, read_environment
 from tranlogs.records import Checkpoint
 from tranlogs.training import LoopRecord, OfflineReplay, Progress, Recovered, Target, recover
@@ -66,7 +67,7 @@ class OfflineRun(OfflineReplay[RecordedState]):
                 found.notes += self.state.shards.notes
             return found
 
-    def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
+    def _judge(self, found: Recovered, differences: list[Note]) -> tuple[bool | None, list[Note]]:
         exact, reasons = verdict(self.state, found)
         lost = lost_attributes(self.state)
         return None if lost and exact else exact, [*reasons, *lost]
