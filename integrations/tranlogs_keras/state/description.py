@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import keras
+import ml_dtypes
+import numpy as np
 
 import tranlogs
 from tranlogs.base.notes import Note
@@ -38,14 +40,14 @@ def describe_model(variables: Variables) -> dict[str, Any]:
         "models": 0 if models is None else len(models),
         "architecture": _json(model.to_json),
         "constraints": {
-            names[id(v)]: _json(partial(_serialized, v.constraint))
+            names[id(v)]: _json(partial(serialized, v.constraint))
             for v in model.trainable_variables
             if getattr(v, "constraint", None) is not None and id(v) in names
         },
         "optimizers": {
             which: {
                 "class": class_name(optimizer),
-                "config": _json(partial(_serialized, optimizer)),
+                "config": _json(partial(serialized, optimizer)),
                 "trains": [names[id(v)] for v in keras_internals.trained_by(optimizer) if id(v) in names],
                 "undecayed": [names[id(v)] for v in keras_internals.undecayed(optimizer) if id(v) in names],
             }
@@ -128,8 +130,39 @@ def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> di
     return {"places": {place: names[id(value)] for place, value in found.items()}, "layers": layers}
 
 
-def _serialized(thing: Any) -> str:
-    return json.dumps(keras.saving.serialize_keras_object(thing))
+def serialized(thing: Any) -> str:
+    """Return a Keras object as JSON. Its numbers keep their types: arithmetic with a float64 of numpy is another one."""
+    return json.dumps(_typed(keras.saving.serialize_keras_object(thing)), sort_keys=True)
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _typed(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_typed(inner) for inner in value]
+    if isinstance(value, np.float64):  # which is a float to Keras and to JSON
+        return {"class_name": "__numpy__", "config": {"value": float(value), "dtype": "float64"}}
+    return value
+
+
+def deserialized(text: str, classes: dict[str, Any] | None = None) -> Any:
+    """Return the object of `serialized`. `classes` are those of the user's own that may be made, by name."""
+    return keras.saving.deserialize_keras_object(_untyped(json.loads(text)), custom_objects=classes, safe_mode=True)
+
+
+def _untyped(value: Any) -> Any:
+    """Return a value with its numbers and tensors. Keras makes them itself only where nothing is around them."""
+    if isinstance(value, list):
+        return [_untyped(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("class_name") not in ("__numpy__", "__tensor__"):
+        return {key: _untyped(inner) for key, inner in value.items()}
+    config = value["config"]
+    array = np.array(config["value"], np.dtype(config["dtype"]) if config["dtype"] != "bfloat16" else ml_dtypes.bfloat16)
+    if value["class_name"] == "__tensor__":
+        return keras.ops.convert_to_tensor(array)
+    return array if array.ndim else array[()]
 
 
 def _json(make: Any) -> str | None:

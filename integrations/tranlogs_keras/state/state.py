@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ from tranlogs.training import Fingerprint as BaseFingerprint
 from .. import keras_internals
 from ..backends import Backend, Gradients
 from ..backends.arrays import Values, flat_bytes, from_array, same_bits, to_array
-from .description import compare_demanded, compare_optimizer_classes, describe_environment, describe_model
+from .description import compare_demanded, compare_optimizer_classes, describe_environment, describe_model, serialized
 from .variables import Look, Plan, Variables, matched
 
 LogKind = Literal["gradients", "weights", "inputs"]
@@ -132,7 +131,7 @@ class KerasState:
         for which, optimizer in self.variables.optimizers.items():
             schedule = keras_internals.learning_rate_of(optimizer)
             if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-                found[which] = json.dumps(keras.saving.serialize_keras_object(schedule), sort_keys=True, default=str)
+                found[which] = serialized(schedule)
         return found
 
     # Recoverable.
