@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -30,3 +32,27 @@ def test_a_note_stays_one_when_it_is_copied_recorded_or_printed_as_json() -> Non
     parts = {"code": "starts-over", "sentence": NOTE.sentence, "line": NOTE.line}
     report = RecoveryReport(notes=(NOTE,))
     assert to_json(report)["notes"] == json.loads(json.dumps(report.as_dict()))["notes"] == [parts]
+
+
+SCRIPT = """
+import logging, sys
+import tranlogs
+if sys.argv[1] == "configured":
+    logging.basicConfig(format="%(name)s: %(message)s")
+logging.getLogger("tranlogs.journal").warning("%s: the disk is full", "runs/a")
+logging.getLogger("tranlogs").info("not shown")
+logging.getLogger("other").warning("not ours")
+"""
+
+
+@pytest.mark.parametrize(
+    ("logging_is", "shown"),
+    [
+        ("plain", ["TranLogs: runs/a: the disk is full", "not ours"]),
+        ("configured", ["tranlogs.journal: runs/a: the disk is full"]),
+    ],
+)
+def test_a_warning_names_us_where_logging_is_not_configured(logging_is: str, shown: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, logging_is], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[: len(shown)] == shown
+    assert len(done.stderr.splitlines()) == 2
