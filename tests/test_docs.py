@@ -10,12 +10,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.keras.conftest import find_lab
 from tests.keras.lab import Labs
+from tranlogs.base.notes import Code
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -128,3 +129,8 @@ def test_keras_page_lists_every_argument() -> None:
     arguments = arguments_of(ROOT / "integrations/tranlogs_keras/callback.py", "TranLogsCallback")
     listed = re.findall(r"`(\w+)=", section(ROOT / "docs/keras.md", "Settings"))
     assert sorted({"run", *listed}) == sorted(arguments)
+
+
+def test_operations_page_lists_every_code_of_a_note() -> None:
+    table = (ROOT / "docs/operations.md").read_text().partition("### Notes of a report")[2].partition("\n## ")[0]
+    assert re.findall(r"^`([a-z-]+)` \|", table, re.MULTILINE) == sorted(get_args(Code))

@@ -1,5 +1,6 @@
 """TranLogs: a write-ahead log between checkpoints, so that a crash costs a training run no finished step."""
 
+from .base.stderr_warnings import show_warnings
 from .retention import (
     CheckpointFacts,
     CheckpointPolicy,
@@ -13,6 +14,8 @@ from .retention import (
     RecoveryTime,
     RetentionPolicy,
 )
+
+show_warnings()
 
 __version__ = "0.1.0"
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch import nn
 
 from tests.kills.launchers import forked, wait_for
 from tests.support.damage import tensor_span
@@ -404,3 +405,16 @@ def test_a_state_that_differs_from_the_run_exits_with_1(
     called = cli("replay", run, "--step", 7, "--out", tmp_path / "state.pt", "--json")
     assert called.code == 1
     assert (called.json["exact"], called.json["first_divergent_step"]) == (False, 5)
+
+
+def test_replay_of_a_log_without_tensors_says_that_there_was_nothing_to_replay(cli: Cli, tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model, log="inputs")
+    optimizer.recover()
+    for _ in optimizer.steps(3, stateless=True):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+    optimizer.close()
+    told = " ".join(cli("verify", tmp_path / "run", "--replay").out.split())
+    assert "replayed nothing from checkpoint 0: the log has no steps with their tensors behind it" in told
+    assert "result the files are intact; there was no step to replay" in told

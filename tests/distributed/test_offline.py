@@ -103,7 +103,7 @@ def test_a_lost_journal_is_worked_around_and_said(copied: Callable[[str], Path],
     found = cli("replay", run, "--out", tmp_path / "out.pt", "--force", "--json")
     assert (found.code, found.json["step"], found.json["exact"]) == (0, NEWEST, True)
     words = "the journal of rank 2 is gone"
-    assert any(words in note for note in found.json["notes"])
+    assert any(words in note["sentence"] for note in found.json["notes"])
     found = cli("status", run, "--json")
     assert (found.code, words in cli("status", run).out) == (1, True)
     assert found.json["group"] == {"world": 3, "step": NEWEST, "lost": [2], "stopped": [], "problems": [words]}
@@ -115,7 +115,9 @@ def test_a_damaged_share_is_named_and_worked_around(kind: str, copied: Callable[
     flip_gradients(records_of(run / "rank1")[STEPS])
     found = cli("replay", run / "rank0", "--out", tmp_path / "out.pt", "--force", "--json")
     assert (found.json["step"], found.json["exact"]) == (STEPS - 1, True)
-    assert kind == "fsdp" or any("rank1" in note and f"step {STEPS}" in note for note in found.json["notes"]), found.json
+    assert kind == "fsdp" or any(
+        "rank1" in note["sentence"] and f"step {STEPS}" in note["sentence"] for note in found.json["notes"]
+    ), found.json
 
 
 def test_a_journal_without_checkpoints_has_its_share_of_the_log_still(
@@ -127,7 +129,7 @@ def test_a_journal_without_checkpoints_has_its_share_of_the_log_still(
     for rank in (0, 1):
         found = cli("replay", run / f"rank{rank}", "--out", tmp_path / "out.pt", "--force", "--json")
         assert (found.json["step"], found.json["checkpoint_step"], found.json["exact"]) == (STEPS, NEWEST, True)
-    assert any(f"from rank 0's checkpoint of step {NEWEST}" in note for note in found.json["notes"])
+    assert any(f"from rank 0's checkpoint of step {NEWEST}" in note["sentence"] for note in found.json["notes"])
 
 
 def test_one_process_alone_takes_up_neither_another_model_nor_what_others_still_write(copied: Callable[[str], Path]) -> None:

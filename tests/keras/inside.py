@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
 from keras.src.callbacks.callback_list import CallbackList
 
@@ -22,6 +23,7 @@ import tranlogs.training.write_forecast
 from tests.keras.callbacks import Interrupt, Stop, Trainings, Writing
 from tests.keras.data import digits, given
 from tests.keras.models import bits, made, made_own
+from tranlogs.base.errors import UsageError
 from tranlogs.training.write_forecast import FIRST_UNITS
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.replay.offline import OfflineRun
@@ -363,13 +365,38 @@ def noisy_optimizer(folder: str) -> dict[str, Any]:
 # What a run's files give without the script.
 
 
+class InverseRoot(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning-rate schedule of the script's own."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate * keras.ops.rsqrt(keras.ops.cast(step, "float32") + 1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
+
 def without_the_script(folder: str) -> dict[str, Any]:
     """What a run alone gives, of models and optimizers whose updates depend on more than they say."""
     found = {}
-    for name, model, optimizer in (("constrained", "constrained", "adam"), ("excluded", "dense", "adamw+exclude")):
+    rate = keras.ops.convert_to_tensor(0.01)
+    optimizers: dict[str, tuple[Any, str]] = {
+        "constrained": ("adam", "constrained"),
+        "excluded": ("adamw+exclude", "dense"),
+        "numpy": (keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(np.float64(0.01), 40)), "dense"),
+        "tensor": (keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, 40)), "dense"),
+        "own": (keras.optimizers.Adam(InverseRoot(0.01)), "dense"),
+    }
+    for name, (optimizer, model) in optimizers.items():
         fresh = made(optimizer, model)
         fresh.fit(**given("arrays"), verbose=0, callbacks=[logged(f"{folder}/{name}")])
         run = OfflineRun(Path(f"{folder}/{name}/rank0"))
+        if name == "own":
+            with pytest.raises(UsageError, match=f"--optimizer {__name__}:InverseRoot"):
+                run.replay()
+            run = OfflineRun(Path(f"{folder}/{name}/rank0"), optimizers=[f"{__name__}:InverseRoot"])
         report = run.replay(checkpoint=min(path.name for path in Path(f"{folder}/{name}/rank0/checkpoints").iterdir()))
         mine = {slot.name.removeprefix("param/"): np.asarray(slot.variable) for slot in run.state.variables.trained}
         same = {v.path: np.asarray(v).tobytes() for v in fresh.trainable_variables} == {k: v.tobytes() for k, v in mine.items()}

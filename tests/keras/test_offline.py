@@ -64,7 +64,7 @@ def test_another_setting_of_xla_under_which_all_steps_are_equal_is_no_doubt(
     (rank,) = jax.ask("verify", tmp_path / "run", "--replay")["ranks"]
     (replayed,) = rank["replays"]
     assert (replayed["replayed"], replayed["exact"]) == (4, True)
-    assert any("XLA_FLAGS differs" in note for note in replayed["notes"])
+    assert any(note["code"] == "environment" and "XLA_FLAGS differs" in note["sentence"] for note in replayed["notes"])
 
 
 @pytest.mark.soak
@@ -78,7 +78,9 @@ def test_the_command_finds_the_backend_by_itself(jax: Lab, tmp_path: Path) -> No
     assert json.loads(done.stdout)["ranks"][0]["replays"][0]["exact"] is True
 
 
-def test_constraints_and_what_weight_decay_leaves_out_are_known_without_the_script(torch: Lab, tmp_path: Path) -> None:
-    found = torch.value("inside.without_the_script", folder=str(tmp_path))
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"], indirect=True)
+def test_all_that_an_update_depends_on_is_known_without_the_script(backend: Lab, tmp_path: Path) -> None:
+    """Constraints, what weight decay leaves out, and the types of the numbers in a schedule, which decide how it rounds."""
+    found = backend.value("inside.without_the_script", folder=str(tmp_path))
     right = {"exact": True, "replayed": 10, "same": True}
-    assert found == {"constrained": right, "excluded": right}
+    assert found == dict.fromkeys(("constrained", "excluded", "numpy", "tensor", "own"), right)

@@ -40,7 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "Keras: other data are not told from those of the run",
         f"{_KERAS}/fit/identity.py",
-        '    found += other_data(recorded["data"], now["data"])\n',
+        '    found += [Change("data", text) for text in other_data(recorded["data"], now["data"])]\n',
         "",
         ("tests/keras/test_fits.py::test_a_script_that_was_changed_is_told_so",),
     ),

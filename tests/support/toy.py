@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from tranlogs.base.notes import coded
 from tranlogs.base.types import AnyArray, Array, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.encoding.tree import to_numpy
@@ -146,7 +147,7 @@ class ToyTrainer:
             checkpoint_step=found.plan.checkpoint.step,
             replayed=found.replayed,
             exact=exact,
-            notes=tuple(found.notes),
+            notes=tuple(coded("damaged", found.notes)),
         )
 
     def train(self, until: int, say: Callable[[int], None] = lambda step: None) -> None:

@@ -87,8 +87,8 @@ def test_refusals(refused: Any, text: str) -> None:
 
 def test_the_last_loop_may_have_another_length() -> None:
     assert enter([E, B], LANDED, length=5, done=4).current.length == 5
-    assert enter([E, B], LANDED, length=5, done=4).shortened == ""
-    assert "had 6 batches, and now has 5, of which nothing is left" in enter([E, B], LANDED, length=5, done=5).shortened
+    assert enter([E, B], LANDED, length=5, done=4).shortened is None
+    assert "had 6 batches, and now has 5, of which nothing is left" in str(enter([E, B], LANDED, length=5, done=5).shortened)
     assert enter([E, B], LANDED, length=None).current.length is None
     assert enter([E, B, B], LANDED, length=2).current.before == (9, 9)
     assert enter([E, B], ENDED, length=2).current == ENDED
@@ -103,6 +103,6 @@ def test_record_says_whether_the_loop_runs() -> None:
 
 
 def test_script_that_ends_before_the_recorded_loop_is_told() -> None:
-    assert "ended before it entered loop 2" in enter([E], LANDED).describe_unreached()
-    assert enter([E, B], LANDED).describe_unreached() == ""
+    assert "ended before it entered loop 2" in str(enter([E], LANDED).describe_unreached())
+    assert enter([E, B], LANDED).describe_unreached() is None
     assert name_loop("steps", "<module>") == "steps(...) in the script"

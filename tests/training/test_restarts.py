@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -118,6 +120,32 @@ def test_what_existed_before_the_loop_and_has_changed_is_named(script: Callable[
     loop = Loop(tmp_path)
     script(loop)
     assert sorted(loop.named) == sorted(SCENARIOS[script])
+
+
+def test_a_project_of_many_modules_costs_a_look_nothing_and_what_changes_in_them_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"number_{n} = {n}.5\ntext_{n} = 'a'\nitems_{n} = [1, 2]\nnames_{n} = {{'a': 1}}" for n in range(25)]
+    lines += [f"def function_{n}(a, b=1):\n    return a + b" for n in range(50)]
+    for number in range(90):
+        (tmp_path / f"project_{number}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = [importlib.import_module(f"project_{number}") for number in range(90)]
+    digests = Counter[int]()
+    digest, loop = Look.digest, Loop(tmp_path / "run")
+    monkeypatch.setattr(Look, "digest", lambda *given: digests.update([len(done)]) or digest(*given))
+    done = list[int]()
+    for turn in loop.turns():
+        done.append(turn)
+        modules[7].number_3 += 1
+        modules[40].items_3.append(3)
+        modules[80].names_3["b"] = 1
+        modules[80].names_4 = {"a": 1}  # another object with the same content
+    loop.close()
+    for module in modules:
+        del sys.modules[module.__name__]
+    assert {name for name in loop.named if "_" in name} == {"number_3", "items_3", "names_3"}
+    assert max(digests.values()) < 1500, "of 9,000 values of the modules, and those of the tests"
 
 
 def test_what_is_recorded_is_said_at_once_and_not_again(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base import lazy_numpy as np
+from ..base.notes import Note
 from ..base.quantities import count, format_bytes
 from ..base.types import Array, Extension, SparseArray
 
@@ -97,6 +98,8 @@ def print_json(content: Any) -> None:
 
 def to_json(value: Any) -> Any:
     """Return a value made of what JSON has: dicts, lists, strings, finite numbers, booleans and None."""
+    if isinstance(value, Note):
+        return value.as_dict()
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
+from ..base.notes import Note
 from ..base.quantities import count
 from ..catalog.rows import is_on_lineage
 from ..checkpoints import Checkpoint
@@ -126,11 +127,14 @@ def recover(
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
         committed, end = max(facts.rows.watermarks.committed, planner.newest_step), max(recovered.end.step, plan.end.step)
         if plan.recomputed and not target.compares:
-            recovered.notes.append(f"the log has no tensors of {plan.recomputed_steps}: training computes them again")
+            recovered.notes.append(
+                Note("no-tensors", f"the log has no tensors of {plan.recomputed_steps}: training computes them again")
+            )
         if target.is_newest and end < committed:
             recovered.steps_lost = committed - end
             again = f"{count(committed - end, 'step')} {'has' if committed - end == 1 else 'have'} to be trained again"
-            recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}: {again}")
+            text = f"step {committed} had been committed, but the readable log ends at step {end}: {again}"
+            recovered.notes.append(Note("steps-lost", text))
         return recovered
     raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
 

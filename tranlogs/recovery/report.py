@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ..base.notes import Note
 from .recover import Progress, Recovered
 
 RecheckState = Literal["", "pending", "equal", "different"]
@@ -37,7 +38,7 @@ class Restart:
     owner: str = ""
     kind: str = ""
     has_state: bool = False
-    note: str = ""
+    note: Note | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class RecoveryReport:
         exact: True if every redone step was compared and equal, False if a step or the order of the data differed, None if
             this is not known.
         first_divergent_step: the first step that differed.
-        notes: what else to know, one sentence each.
+        notes: what else to know. Each is a text with a code (`note.code`), a sentence and what to do (`note.line`).
         recheck: state of the newest unit before the crash: "pending" until training has computed it again, then "equal" or
             "different"; empty if it is not computed again.
         rechecked: the number of steps that were computed again and are equal.
@@ -81,7 +82,7 @@ class RecoveryReport:
     seconds_replay: float = 0.0
     exact: bool | None = True
     first_divergent_step: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     recheck: RecheckState = ""
     rechecked: int = 0
     seconds_recheck: float = 0.0
@@ -97,7 +98,7 @@ class RecoveryReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "notes": [note.as_dict() for note in self.notes]}
 
     def __str__(self) -> str:
         notes = "".join(f"\n  {note}" for note in self.notes)
@@ -129,8 +130,8 @@ class RecoveryReport:
         return f"{epoch}after {self.batch} batch{'' if self.batch == 1 else 'es'}, "
 
 
-def judge_exactness(found: Recovered, kinds: Collection[str], *, compared: str) -> tuple[bool | None, list[str]]:
-    """Return whether replay was bit-exact, and the reasons for doubt, one sentence each.
+def judge_exactness(found: Recovered, kinds: Collection[str], *, compared: str) -> tuple[bool | None, list[Note]]:
+    """Return whether replay was bit-exact, and the reasons for doubt.
 
     Args:
         kinds: the kinds of fingerprints that were compared: "full", "sample", "device".
@@ -144,17 +145,14 @@ def judge_exactness(found: Recovered, kinds: Collection[str], *, compared: str) 
         exact = None
     if "sample" in kinds:
         exact = None
-        notes.append(
-            f"redone steps were compared by a rotating sample of the {compared}, which does not cover the rest; "
-            'fingerprint="full" compares all of them'
-        )
+        text = f"redone steps were compared by a rotating sample of the {compared}, which does not cover the rest"
+        notes.append(Note("replay-sampled", text, 'fingerprint="full" compares all of them'))
     if found.divergence is not None:
         exact = False
         first = found.divergence
-        notes.append(
-            f"step {first.step} is the first redone step that differs, in {first.tensor}: this environment rounds differently, "
-            "or a write that was not logged set the value"
-        )
+        why = "this environment rounds differently, or a write that was not logged set the value"
+        text = f"step {first.step} is the first redone step that differs, in {first.tensor}: {why}"
+        notes.append(Note("replay-differs", text))
     return exact, notes
 
 
@@ -162,7 +160,7 @@ def make_report(
     found: Recovered,
     *,
     exact: bool | None,
-    notes: Iterable[str],
+    notes: Iterable[Note],
     place: tuple[int, int, int],
     seconds: float,
     timeline: int | None = None,

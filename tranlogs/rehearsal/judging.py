@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from typing import Any
 
+from ..base.notes import Note
 from ..base.quantities import count
 from ..recovery.report import Restart
 from ..training.restarts import describe_restarts, lines_of, listed, name_of
@@ -136,7 +138,7 @@ def _find_rechecks(lives: Sequence[Life]) -> list[Difference]:
     for life in lives:
         for report in life.reports:
             if report["recheck"] == "different":
-                note = next((note for note in report["notes"] if "computed again" in note), "")
+                note = next((_text_of(note) for note in report["notes"] if note["code"] == "different"), "")
                 return [Difference("recheck", "the unit before a kill, computed again, differs from its record", note)]
     return []
 
@@ -182,14 +184,18 @@ def _begin_verdict(kills: Killed, lives: Sequence[Life]) -> Verdict:
 def _read_notes(lives: Sequence[Life]) -> list[str]:
     """Return the notes of the reports, each once, except those on what starts over."""
     reports = [report for life in lives for report in life.reports]
-    others = {one["note"] for report in reports for one in report["restarts"]}
-    return list(dict.fromkeys(note for report in reports for note in report["notes"] if note not in others))
+    found = [note for report in reports for note in report["notes"] if note["code"] != "starts-over"]
+    return list(dict.fromkeys(map(_text_of, found)))
+
+
+def _text_of(note: dict[str, Any]) -> str:
+    return str(Note(**note))
 
 
 def _read_restarts(lives: Sequence[Life]) -> list[Restart]:
     """Return the values of the script that start over, each once."""
     found = [one for life in lives for report in life.reports for one in report["restarts"]]
-    return list(dict.fromkeys(Restart(**{**one, "note": ""}) for one in found))
+    return list(dict.fromkeys(Restart(**{**one, "note": None}) for one in found))
 
 
 _SOURCE_BYTES_MAX = 1 << 20

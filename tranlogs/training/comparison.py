@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from ..base.notes import Note
 from ..base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ..encoding import tree
 from ..log.layout import Payload
@@ -276,9 +277,10 @@ def _floats(data: Bytes, dtype: str) -> np.ndarray[Any, Any]:
     return flat.view(_FLOATS[dtype]).astype(np.float64)
 
 
-def describe_script_change(what: str) -> str:
-    """Return a text on something that the script has set."""
-    return f"{what} was changed between recover() and the first batch; training continues with the new value"
+def describe_script_change(what: str) -> Note:
+    """Return the note on something that the script has set."""
+    text = f"{what} was changed between recover() and the first batch; training continues with the new value"
+    return Note("changed-after-recover", text)
 
 
 _AHEAD_BYTES_MAX = 512 << 20  # tensors beyond this size are read when they are compared

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from ..base.notes import Code, Note
 from ..recovery.report import RecheckState, RecoveryReport, Restart
 from .rehearsed_process import current
 
@@ -20,11 +21,12 @@ TurnData = Literal["stateless", "tracked", "unknown"]
 # Through what the user reaches the run: an optimizer of the script, what `log_prepared` returns, or the callback of a trainer.
 Face = Literal["script", "accelerate", "callback"]
 
-UNKNOWN_DATA = (
+UNKNOWN_DATA = Note(
+    "unknown-data",
     "the loop over optimizer.steps(...) may keep data between its turns (a batch fetched ahead, an environment, a counter), "
-    "which would not come back. Take batches from optimizer.batches(...), optimizer.epochs(...) or, in each turn, a tracked "
-    "DataLoader; or keep what holds the data in state = optimizer.remember(name=...), and write "
-    "optimizer.steps(until=..., stateless=True)"
+    "which would not come back",
+    "Take batches from optimizer.batches(...), optimizer.epochs(...) or, in each turn, a tracked DataLoader; or keep what "
+    "holds the data in state = optimizer.remember(name=...), and write optimizer.steps(until=..., stateless=True)",
 )
 
 
@@ -52,9 +54,9 @@ class LiveReport:
         run: folder of the run.
 
     Attributes:
-        caveats: texts, each with True if it means that the resume is not exact.
+        caveats: notes, each with True if it means that the resume is not exact.
         recheck: state of the computation that proves the resume; see `RecoveryReport`.
-        refuted: texts of doubts that the computation has shown to be unfounded.
+        refuted: codes of doubts that the computation has shown to be unfounded.
         face: whose words advice is given in.
     """
 
@@ -62,12 +64,12 @@ class LiveReport:
         self._run = run
         self._current: RecoveryReport | None = None
         self._restarts: tuple[Restart, ...] = ()
-        self.caveats: list[tuple[str, bool]] = []
+        self.caveats: list[tuple[Note, bool]] = []
         self.recheck: RecheckState = ""
-        self.refuted: frozenset[str] = frozenset()
+        self.refuted: frozenset[Code] = frozenset()
         self.face: Face = "script"
-        self._notes: list[str] = []
-        self._warned: set[str] = set()
+        self._notes: list[Note] = []
+        self._warned: set[Note] = set()
         if (rehearsal := current()) is not None:
             rehearsal.watch(self)
 
@@ -85,48 +87,48 @@ class LiveReport:
         self._current = report
 
     @property
-    def texts(self) -> list[str]:
-        """The texts of the caveats, and of the notes."""
-        return [*(text for text, _ in self.caveats), *self._notes]
+    def notes(self) -> list[Note]:
+        """The caveats, and what else is good to know."""
+        return [*(note for note, _ in self.caveats), *self._notes]
 
-    def suspect(self, text: str) -> None:
+    def suspect(self, note: Note) -> None:
         """Add a caveat that counts until `dismiss` takes it out, or `warn` confirms it."""
-        self.caveats.append((text, False))
+        self.caveats.append((note, False))
 
-    def dismiss(self, text: str) -> bool:
+    def dismiss(self, note: Note) -> bool:
         """Take a caveat out of the list, for a report that is made anew; False if it is not there."""
         count = len(self.caveats)
-        self.caveats = [caveat for caveat in self.caveats if caveat[0] != text]
+        self.caveats = [caveat for caveat in self.caveats if caveat[0] != note]
         return len(self.caveats) < count
 
-    def warn(self, text: str, is_wrong: bool) -> None:
+    def warn(self, note: Note, is_wrong: bool) -> None:
         """Log a caveat once, and add it to the report."""
-        if text in self.refuted:
+        if note.code in self.refuted:
             return
-        if text not in self._warned:
-            self._warned.add(text)
-            _log.warning("%s: %s", self._run, text)
-        self.dismiss(text)
-        self.caveats.append((text, is_wrong))
+        if note not in self._warned:
+            self._warned.add(note)
+            _log.warning("%s: %s", self._run, note)
+        self.dismiss(note)
+        self.caveats.append((note, is_wrong))
         report = self.current or RecoveryReport()
         exact = False if is_wrong else None if report.exact else report.exact
-        self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
+        self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, note])))
 
-    def warn_of_script(self, text: str) -> None:
+    def warn_of_script(self, note: Note) -> None:
         """Log a caveat about the script itself, and add it to the report.
 
         A fresh run has warned of it, and the report of a resumed run has it from there: no warning is logged then.
         """
-        if self.current is None or text not in self.current.notes:
-            self.warn(text, False)
+        if self.current is None or note not in self.current.notes:
+            self.warn(note, False)
 
-    def note(self, text: str, *, is_logged: bool = True) -> None:
+    def note(self, note: Note, *, is_logged: bool = True) -> None:
         """Log what is good to know and does not change the verdict, and add it to the report."""
         if is_logged:
-            _log.warning("%s: %s", self._run, text)
-        self._notes.append(text)
+            _log.warning("%s: %s", self._run, note)
+        self._notes.append(note)
         report = self.current or RecoveryReport()
-        self.current = replace(report, notes=tuple(dict.fromkeys([*report.notes, text])))
+        self.current = replace(report, notes=tuple(dict.fromkeys([*report.notes, note])))
 
     def name_restarts(self, found: Sequence[Restart], *, is_logged: bool) -> None:
         """Add values of the script that start over, with their notes. The resume is called exact in its state only.
@@ -136,15 +138,15 @@ class LiveReport:
             is_logged: False if a former process has named them: the report of `recover()` has them then.
         """
         self._restarts += tuple(found)
-        for text in dict.fromkeys(one.note for one in found):
-            self.note(text, is_logged=is_logged)
+        for note in dict.fromkeys(one.note for one in found if one.note is not None):
+            self.note(note, is_logged=is_logged)
 
     @property
     def starts_over(self) -> list[str]:
         """Names of values of the script that start over."""
         return list(dict.fromkeys(one.name for one in self._restarts))
 
-    def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
+    def verdict(self, exact: bool | None, others: Iterable[Note]) -> bool | None:
         """Return whether the recovery is exact, given the caveats.
 
         Args:
@@ -153,7 +155,7 @@ class LiveReport:
         """
         if any(is_wrong for _, is_wrong in self.caveats):
             return False
-        doubts = {text for text, _ in self.caveats}.union(others) - self.refuted
+        doubts = [note for note in (*(note for note, _ in self.caveats), *others) if note.code not in self.refuted]
         return None if exact and (doubts or self.recheck in ("pending", "different")) else exact
 
 

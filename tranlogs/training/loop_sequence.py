@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 
 LOOP_LENGTH = "loop.length"  # path of a value in the body of a boundary that the script may change
 _NAMES_MAX = 255  # more different loops are not told apart
@@ -148,11 +149,12 @@ class LoopSequence:
         entered: number of loops that this process has entered.
         recorded: loop of the boundary at which recovery has landed.
         current: the loop that was entered last; the recorded one before the first is entered.
-        shortened: that the running loop has a length of which nothing is left; "" if it has not.
+        shortened: a note if the running loop has a length of which nothing is left.
     """
 
     def __init__(self) -> None:
-        self.entered, self.shortened = 0, ""
+        self.entered = 0
+        self.shortened: Note | None = None
         self.recorded = self.current = LoopRecord()
         self._running = ""
 
@@ -199,7 +201,7 @@ class LoopSequence:
         Raises:
             UsageError: the run had another loop in its place.
         """
-        number, self.shortened = self.entered + 1, ""
+        number, self.shortened = self.entered + 1, None
         decision = decide_entry(number, name, length, self.recorded, newest)
         self.entered = number
         if decision == "new":
@@ -224,9 +226,10 @@ class LoopSequence:
                 )
             self.current = replace(self.recorded, is_open=True, length=length)
             if length and length != self.recorded.length and length <= done:
-                self.shortened = (
-                    f"{describe_length(number, name, length, self.recorded)}, of which nothing is left. If the script has a "
-                    "new loop before the one in which the run stood, write it after that one"
+                self.shortened = Note(
+                    "loops-changed",
+                    f"{describe_length(number, name, length, self.recorded)}, of which nothing is left",
+                    "If the script has a new loop before the one in which the run stood, write it after that one",
                 )
         if decision != "finished":
             self._running = name
@@ -284,14 +287,15 @@ class LoopSequence:
             "loop of their own: `for turn in optimizer.steps(1)`"
         )
 
-    def describe_unreached(self) -> str:
-        """Return what it means that the script ended before the loop in which the run stood; "" if it did not."""
+    def describe_unreached(self) -> Note | None:
+        """Return what it means that the script ended before the loop in which the run stood; None if it did not."""
         if not self.is_before_recorded and not (self.recorded.is_open and not self.entered):
-            return ""
-        return (
+            return None
+        return Note(
+            "unfinished",
             f"the script ended before it entered loop {self.recorded.count} of the run (optimizer."
-            f"{self.recorded.name_of(self.recorded.count)}), in which the run stood, and trained nothing. What decides "
-            "whether that loop is entered belongs in optimizer.remember(...)"
+            f"{self.recorded.name_of(self.recorded.count)}), in which the run stood, and trained nothing",
+            "What decides whether that loop is entered belongs in optimizer.remember(...)",
         )
 
 

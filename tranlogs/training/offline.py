@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ..base.errors import UsageError
+from ..base.notes import Note, coded
 from ..recovery.recover import Progress, Recovered
 from ..recovery.report import RecoveryReport, make_report
 
@@ -16,12 +17,12 @@ class OfflineState(Protocol):
     """A state that was rebuilt from a checkpoint and a log."""
 
     @property
-    def notes(self) -> list[str]:
-        """Notes of the recovery, one sentence each."""
+    def notes(self) -> list[Note]:
+        """Notes of the recovery."""
         ...
 
-    def compare_environment(self) -> list[str]:
-        """Return the differences between the recorded environment and this process's, one sentence each."""
+    def compare_environment(self) -> list[Note]:
+        """Return the differences between the recorded environment and this process's."""
         ...
 
 
@@ -90,7 +91,7 @@ class OfflineReplay(ABC, Generic[State]):
         return make_report(
             found,
             exact=exact,
-            notes=[*found.notes, *self.state.notes, *differences, *reasons],
+            notes=[*coded("damaged", found.notes), *self.state.notes, *differences, *reasons],
             place=self._find_place(),
             seconds=time.monotonic() - start,
         )
@@ -100,7 +101,7 @@ class OfflineReplay(ABC, Generic[State]):
         """Recover the state; return None if the run holds nothing yet."""
 
     @abstractmethod
-    def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
+    def _judge(self, found: Recovered, differences: list[Note]) -> tuple[bool | None, list[Note]]:
         """Return whether the replay is exact, and the reasons for doubt.
 
         Args:

@@ -7,12 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.notes import Note
 from ..base.quantities import count
 from ..recovery.history import LastUnit
 from .comparison import Difference
 from .restarts import is_called_like_a_time
 
-PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
+PENDING = Note(
+    "proof-pending", "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
+)
 NO_UNIT = "the log does not hold the newest one with a step, or a timeline began behind it"
 NOTHING_RECORDED = "nothing was recorded behind the newest checkpoint"
 SHOWS_NO_TENSORS = 'the log has the tensors of the newest steps, and this script (log="inputs") shows none'
@@ -59,8 +62,8 @@ def describe_difference(
     recomputed: LastUnit | None = None,
     *,
     is_repeatable: bool = True,
-) -> str:
-    """Return a text on what differs, what usually causes that, and what to do.
+) -> Note:
+    """Return the note on what differs, what usually causes that, and what to do.
 
     Args:
         difference: the difference.
@@ -90,15 +93,11 @@ def describe_difference(
         what = f"state.{remembered}"
         cause = _tell_remembered(remembered, may_be_time=difference.ratio is not None, is_outside=difference.is_outside)
     if recomputed is not None:
-        return (
-            f"steps that were finished before the crash were computed again, and at step {difference.step} {what} "
-            f"{difference.text}. {cause}. Training goes on with what the loop computes now: "
-            f"{_count_others(recomputed, difference)} others than before the crash"
-        )
-    return (
-        f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
-        f"{cause}. The recorded state holds, so no finished step is lost"
-    )
+        then = f"Training goes on with what the loop computes now: {_count_others(recomputed, difference)} others than before"
+        text = f"steps that were finished before the crash were computed again, and at step {difference.step} {what} "
+        return Note("different", f"{text}{difference.text}", f"{cause}. {then} the crash")
+    text = f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}"
+    return Note("different", text, f"{cause}. The recorded state holds, so no finished step is lost")
 
 
 def _count_others(recomputed: LastUnit, difference: Difference) -> str:
@@ -133,10 +132,11 @@ def describe_steps(first: int, last: int) -> str:
     return f"step {last}" if first >= last else f"steps {first} to {last}"
 
 
-def describe_recomputing(unit: LastUnit) -> str:
-    """Return a text on steps that are being computed again, because the log has no tensors of them."""
+def describe_recomputing(unit: LastUnit) -> Note:
+    """Return the note on steps that are being computed again, because the log has no tensors of them."""
     steps = describe_steps(unit.start.step + 1, unit.end.step)
-    return f"{steps}, finished before the crash, {_verb(unit)} being computed again and compared with the log"
+    text = f"{steps}, finished before the crash, {_verb(unit)} being computed again and compared with the log"
+    return Note("proof-pending", text)
 
 
 def _verb(unit: LastUnit) -> str:
@@ -174,41 +174,41 @@ def name_missing_unit(*, is_logged: bool) -> str:
     return NO_UNIT if is_logged else NOTHING_RECORDED
 
 
-def describe_not_computed(why: str) -> str:
-    """Return a text on a resume after which no unit is computed again.
+def describe_not_computed(why: str) -> Note:
+    """Return the note on a resume after which no unit is computed again.
 
     Args:
         why: the reason, as a clause.
     """
-    return f"no unit is computed again, because {why}: that the script's loop resumes exactly is not proven"
+    return Note("no-proof", f"no unit is computed again, because {why}: that the script's loop resumes exactly is not proven")
 
 
-def describe_superseded(unit: LastUnit, where: str = "") -> str:
-    """Return a text on a recorded unit that is trained anew, because the script has changed the state before it.
+def describe_superseded(unit: LastUnit, where: str = "") -> Note:
+    """Return the note on a recorded unit that is trained anew, because the script has changed the state before it.
 
     Args:
         unit: the unit.
         where: " on rank 1"; empty for a process that trains alone.
     """
     steps = describe_steps(unit.start.step + 1, unit.end.step)
-    return (
+    return Note(
+        "trained-again",
         f"{steps} {_verb(unit)} trained again with what the script has changed since recover(){where}, in place of the record "
-        "that was made before the crash: that the script's loop resumes exactly is not proven"
+        "that was made before the crash: that the script's loop resumes exactly is not proven",
     )
 
 
-def describe_unfinished(run: Path, unit: LastUnit) -> str:
-    """Return a text on a script that ended before its loop had computed the unit."""
-    if unit.is_covered:
-        return (
-            f"the script ended before its loop had computed {describe_steps(unit.start.step + 1, unit.end.step)} again, so "
-            f"what it has used or saved is the state of step {unit.start.step}. The log has no tensors of these steps: only "
-            "the loop can compute them"
-        )
-    return (
-        f"the script ended before its loop had computed step {unit.end.step} again, so what it has used or saved is the state "
-        f"of step {unit.start.step}. The log has the newest step: a script that does not train (an evaluation) recovers it "
-        f"with recheck=False, and `tranlogs replay {run} --out FILE` writes it to a file"
+def describe_unfinished(run: Path, unit: LastUnit) -> Note:
+    """Return the note on a script that ended before its loop had computed the unit."""
+    first = unit.start.step + 1 if unit.is_covered else unit.end.step
+    return Note(
+        "unfinished",
+        f"the script ended before its loop had computed {describe_steps(first, unit.end.step)} again, so what it has used or "
+        f"saved is the state of step {unit.start.step}",
+        "The log has no tensors of these steps: only the loop can compute them"
+        if unit.is_covered
+        else "The log has the newest step: a script that does not train (an evaluation) recovers it with recheck=False, and "
+        f"`tranlogs replay {run} --out FILE` writes it to a file",
     )
 
 

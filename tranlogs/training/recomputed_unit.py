@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..base.notes import Note
 from ..journal.journal import Journal
 from ..log.record_format import Position
 from ..recovery.history import LastUnit
@@ -76,8 +77,8 @@ class RecomputedUnit:
             return None
         return recheck.equal if recheck.equal.step == step > recheck.unit.start.step else None
 
-    def describe_pending(self) -> str:
-        """Return a text on the unit that is being computed."""
+    def describe_pending(self) -> Note:
+        """Return the note on the unit that is being computed."""
         assert self._recheck is not None
         return describe_recomputing(self._recheck.unit) if self.is_covered else PENDING
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..base.config import SEGMENT_BYTES_MIN, JournalConfig
 from ..base.errors import UsageError
+from ..base.notes import Note
 from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
 from ..journal import JournalPaths
@@ -151,8 +152,8 @@ def prepare_run_id(settings: RunSettings, *, framework: str) -> str:
     return known
 
 
-def compare_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    """Return the differences that can change rounding, one sentence each.
+def compare_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], labels: Mapping[str, str]) -> list[Note]:
+    """Return the differences that can change rounding.
 
     Args:
         recorded: environment that the run recorded.
@@ -160,8 +161,11 @@ def compare_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], la
         labels: keys to compare, each with its name in a message.
     """
     return [
-        f"{label} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "
-        "what is computed from here on can round differently"
+        Note(
+            "environment",
+            f"{label} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "
+            "what is computed from here on can round differently",
+        )
         for key, label in labels.items()
         if recorded.get(key) != now.get(key)
     ]

@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
+from tranlogs.base.notes import Note
 from tranlogs.base.types import AnyArray, Bytes
 from tranlogs.training import ReplayCheck
 
 from .arrays import Values, flat_bytes, to_array
 from .tap import Gradients, OptimizerTap, Tap, Updates
 
-Doubt = Callable[[str, bool], None]  # is called with what does not come back, and True if the resume is certainly not exact
+Doubt = Callable[[Note, bool], None]  # is called with what does not come back, and True if the resume is certainly not exact
 
 
 class HostViews(Sequence[Values]):

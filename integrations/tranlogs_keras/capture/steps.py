@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 from tranlogs.base.types import Bytes, SparseArray, TensorSpec
 from tranlogs.records import Layout, Payload, SparseForm
 from tranlogs.training import GradientLayout, Journal, ReplayCheck, Rung, StepRecorder
@@ -53,7 +54,7 @@ class StepCapture:
         state: KerasState,
         journal: Journal,
         rung: Rung,
-        doubt: Callable[[str], None],
+        doubt: Callable[[Note], None],
         *,
         expects: Callable[[], bool] = lambda: True,
         can_change: bool = True,
@@ -148,8 +149,12 @@ class StepCapture:
         if not self._has_named_random:
             self._has_named_random = True
             self._doubt(
-                f"the train step draws random numbers by tf.random ({', '.join(names)}), whose state nobody can read: they are "
-                "others after a resume. Draw them by keras.random with a keras.random.SeedGenerator"
+                Note(
+                    "not-recovered",
+                    f"the train step draws random numbers by tf.random ({', '.join(names)}), whose state nobody can read: they "
+                    "are others after a resume",
+                    "Draw them by keras.random with a keras.random.SeedGenerator",
+                )
             )
 
     def drop_step(self) -> None:

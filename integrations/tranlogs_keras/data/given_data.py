@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 
 from .. import keras_internals
 from ..backends import Backend
@@ -15,6 +16,12 @@ from ..backends.backend import Doubt
 from ..state.state import digest
 from .py_dataset import PyDatasetBatches
 from .source import Arrays, Consumed, DataOrder, OwnOrder, Source
+
+_UNSEEDED = Note(
+    "not-recovered",
+    'data_order="keras" shuffles with TensorFlow\'s own generator, which cannot be repeated without a seed',
+    'Call keras.utils.set_random_seed(...), or use data_order="tranlogs"',
+)
 
 
 def make_source(
@@ -33,11 +40,7 @@ def make_source(
         if data_order == "tranlogs" or not adapter._shuffle:
             return Arrays(adapter, backend, OwnOrder(seed), strategy)
         if backend.name == "tensorflow" and keras_internals.get_random_seed() is None:
-            doubt(
-                'data_order="keras" shuffles with TensorFlow\'s own generator, which cannot be repeated without a seed: call '
-                'keras.utils.set_random_seed(...), or use data_order="tranlogs"',
-                False,
-            )
+            doubt(_UNSEEDED, False)
         return Consumed(epoch_iterator, backend, doubt, reads_ahead=reads_ahead)
     if isinstance(adapter, keras_internals.PyDatasetAdapter):
         own = OwnOrder(seed) if data_order == "tranlogs" or not adapter.shuffle else None
@@ -46,8 +49,8 @@ def make_source(
         from .tf_dataset import TFDatasetBatches, TFDatasetConsumed, doubts_about, stages_of
 
         stages = stages_of(adapter._dataset)
-        for text in doubts_about(adapter._dataset, stages):
-            doubt(text, False)
+        for note in doubts_about(adapter._dataset, stages):
+            doubt(note, False)
         if backend.name != "tensorflow":
             return TFDatasetConsumed(epoch_iterator, backend, doubt, stages, reads_ahead=reads_ahead)
         return TFDatasetBatches(epoch_iterator, stages)

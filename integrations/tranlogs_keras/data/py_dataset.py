@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tranlogs.base.notes import Note
 from tranlogs.training import is_same_state
 
 from ..backends import Backend
@@ -24,6 +25,13 @@ from ..state.attributes import (
     is_random,
 )
 from .source import OwnOrder, Source
+
+_WORKERS = Note(
+    "not-recovered",
+    "batches of the PyDataset draw random numbers in several workers: after a crash they cannot be drawn again in the same "
+    "order",
+    "Use workers=1, or draw from a generator seeded by the batch's number",
+)
 
 
 class PyDatasetBatches(Source):
@@ -110,7 +118,8 @@ class PyDatasetBatches(Source):
         if name not in self._reported:
             self._reported.add(name)
             kind = type(self._dataset).__name__
-            self._doubt(f"{kind}.{name} has changed, and is of a kind that cannot be stored: it is not brought back", False)
+            text = f"{kind}.{name} has changed, and is of a kind that cannot be stored: it is not brought back"
+            self._doubt(Note("not-recovered", text), False)
 
     def _random_states(self) -> dict[str, Any]:
         """Return the states of the dataset's own random generators."""
@@ -145,11 +154,7 @@ class PyDatasetBatches(Source):
             self._draws_own = not is_same_state(self._entered_with, self._random_states())
         if self._is_redrawn and self._adapter.enqueuer is not None and not self._has_doubted:
             self._has_doubted = True
-            self._doubt(
-                "batches of the PyDataset draw random numbers in several workers: after a crash they cannot be drawn "
-                "again in the same order. Use workers=1, or draw from a generator seeded by the batch's number",
-                False,
-            )
+            self._doubt(_WORKERS, False)
         return {
             "attributes": self._held,
             "order": self._order,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 
 from .. import keras_internals
 from ..backends import Backend
@@ -189,6 +190,13 @@ def _converted(sliceable: Any, part: Any, name: str) -> Any:
     return sliceable.convert_to_jax_compatible(part)
 
 
+_UNSEEDED = Note(
+    "not-recovered",
+    "the data come from a Python generator and no seed was set: if it draws random numbers, a resume sees other batches",
+    "Call keras.utils.set_random_seed(...) at the top of the script",
+)
+
+
 class Consumed(Source):
     """Anything that can only be drawn from: generators, DataLoaders, data of another framework.
 
@@ -204,11 +212,7 @@ class Consumed(Source):
         self._own = _own_generators(adapter)
         self._own_begun = self._own_end = self._read_own()  # before the pass was opened, and where an epoch ended
         if isinstance(adapter, keras_internals.GeneratorDataAdapter) and keras_internals.get_random_seed() is None:
-            doubt(
-                "the data come from a Python generator and no seed was set: if it draws random numbers, a resume sees other "
-                "batches. Call keras.utils.set_random_seed(...) at the top of the script",
-                False,
-            )
+            doubt(_UNSEEDED, False)
 
     def open(self, passes: int, seen: int) -> Any:
         if seen and self._opened_at is not None:

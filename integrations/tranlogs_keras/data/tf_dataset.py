@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 
 from ..backends import Backend
 from ..backends.backend import Doubt
@@ -44,29 +45,36 @@ Blob = dict[str, Any]  # files of a tf.train.Checkpoint
 _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 _WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"}
 
-_VARIABLES = (
+_VARIABLES = Note(
+    "not-recovered",
     "a map of the dataset writes variables, such as the seed of a Keras layer that augments: they are not brought back, and a "
-    "resume in the middle of an epoch sees other batches. Augment inside the model, or with stateless operations"
+    "resume in the middle of an epoch sees other batches",
+    "Augment inside the model, or with stateless operations",
 )
 
-_CALLS = (
-    "a map of the dataset calls Python: if that draws random numbers, they are not brought back. Use stateless operations of "
-    "TensorFlow"
+_CALLS = Note(
+    "not-recovered",
+    "a map of the dataset calls Python: if that draws random numbers, they are not brought back",
+    "Use stateless operations of TensorFlow",
 )
 
-_PARALLEL = (
+_PARALLEL = Note(
+    "not-recovered",
     "a map of the dataset draws random numbers in parallel (num_parallel_calls), which TensorFlow itself does not repeat from "
-    "one run to the next. Leave num_parallel_calls out, or use stateless operations"
+    "one run to the next",
+    "Leave num_parallel_calls out, or use stateless operations",
 )
 
-_UNSEEDED = (
-    "a shuffle of the dataset has no seed, so that each start of the script has another order: call "
-    "keras.utils.set_random_seed(...) before the dataset is made, or give shuffle(..., seed=...)"
+_UNSEEDED = Note(
+    "not-recovered",
+    "a shuffle of the dataset has no seed, so that each start of the script has another order",
+    "Call keras.utils.set_random_seed(...) before the dataset is made, or give shuffle(..., seed=...)",
 )
 
-_UNORDERED = (
-    "the dataset gives its elements in the order in which threads finish (deterministic=False), which no log can repeat. Leave "
-    "the option out"
+_UNORDERED = Note(
+    "not-recovered",
+    "the dataset gives its elements in the order in which threads finish (deterministic=False), which no log can repeat",
+    "Leave the option out",
 )
 
 
@@ -218,13 +226,13 @@ def _skip(iterator: Any, count: int) -> None:
             raise UsageError(f"the dataset ended after {taken} of the {count} batches that the run had taken") from None
 
 
-def doubts_about(dataset: Any, stages: Stages) -> list[str]:
-    """Return what of a pipeline is not brought back, one sentence each; nothing for a dataset whose structure is not known."""
+def doubts_about(dataset: Any, stages: Stages) -> list[Note]:
+    """Return what of a pipeline is not brought back; nothing for a dataset whose structure is not known."""
     facts = {
         _UNSEEDED: stages.has_unseeded_shuffle,
         _UNORDERED: stages.is_unordered,
     }
-    found: dict[str, None] = dict.fromkeys(text for text, holds in facts.items() if holds)
+    found: dict[Note, None] = dict.fromkeys(note for note, holds in facts.items() if holds)
     try:
         for name, kinds in _functions(dataset):
             if kinds & _WRITES:

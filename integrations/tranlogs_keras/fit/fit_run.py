@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
+from tranlogs.base.notes import Note
 from tranlogs.training import Framework, LiveReport, Parts, Recovered, RecoveryReport, Restarts, Rung
 
 from .. import keras_internals
@@ -35,15 +36,19 @@ _CAUSES = {  # of a difference between a unit that is computed again and its rec
     "order": f"A callback, or the data, decide by something that starts anew: {_KEEP}",
 }
 
-_DRAWN = (
+_DRAWN = Note(
+    "not-recovered",
     "an earlier fit, finished before the crash, has drawn from the same Python generator. In this process it has not, so "
-    "this fit sees other batches than it would have. Make a generator for each fit"
+    "this fit sees other batches than it would have",
+    "Make a generator for each fit",
 )
 
 _SAME_KIND = "Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
-_VALIDATION = (
+_VALIDATION = Note(
+    "not-recovered",
     "validation takes its batches from a Python generator, which begins anew after a resume: validation metrics, and callbacks "
-    "that use them, may differ. Give arrays, a PyDataset or a tf.data.Dataset"
+    "that use them, may differ",
+    "Give arrays, a PyDataset or a tf.data.Dataset",
 )
 
 
@@ -190,7 +195,7 @@ class FitRun:
         if before is not None and held == number:
             check_kind(parts.run, before["data"], data, _SAME_KIND)
             for text in other_data(before["data"], data):
-                parts.report.warn(text, True)
+                parts.report.warn(Note("data-changed", text), True)
             earlier.read(before, keeps_checkpoints=True)
             is_open = not before["position"]["is_finished"] and not self._recovery.changes
             is_changed = bool(self._recovery.changes)

@@ -63,7 +63,7 @@ def make_parts(
         state,
         resources.journal,
         rung,
-        lambda text: report.warn(text, False),
+        lambda note: report.warn(note, False),
         expects=expects,
         can_change=can_change,
     )

@@ -20,7 +20,7 @@ from .. import keras_internals
 from ..data.given_data import describe_content, other_data
 from ..run.run_parts import NewestCheckpoint, RunParts, read_meta
 from ..settings import KeepEnds
-from ..state.description import class_name, compare_values, normalized
+from ..state.description import Change, class_name, compare_values, normalized
 from ..state.variables import optimizers_of
 
 Identity = dict[str, Any]
@@ -97,9 +97,9 @@ def _trial(callbacks: Iterable[Any]) -> str | None:
     return None
 
 
-def compare_identities(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what differs between two descriptions of fits, one sentence each, with the old and the new value."""
-    found: list[str] = []
+def compare_identities(recorded: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+    """Return what differs between two descriptions of fits, each with the old and the new value."""
+    found: list[Change] = []
     for key, name in _NAMES.items():
         if key == "trial" or (recorded[key] is not None and now[key] is not None):
             compare_values(name, recorded[key], now[key], found)
@@ -107,18 +107,18 @@ def compare_identities(recorded: dict[str, Any], now: dict[str, Any]) -> list[st
         was, is_ = (identity["optimizers"].get(which) for identity in (recorded, now))
         if was is None or is_ is None or was["class"] != is_["class"]:
             before, after = ("not there" if about is None else about["class"] for about in (was, is_))
-            found.append(f"model.{which} was {before}, now it is {after}")
+            found.append(Change(f"model.{which}", f"model.{which} was {before}, now it is {after}"))
         elif was["config"] is not None and is_["config"] is not None:
             compare_values(f"model.{which}", was["config"], is_["config"], found)
-    found += other_data(recorded["data"], now["data"])
+    found += [Change("data", text) for text in other_data(recorded["data"], now["data"])]
     return list(dict.fromkeys(found))
 
 
-def check_identity(run: Path, differences: list[str]) -> None:
+def check_identity(run: Path, differences: list[Change]) -> None:
     """Refuse a fit that differs from the one that the run holds."""
     if not differences:
         return
-    shown = "".join(f"\n  - {text}" for text in differences[:_SHOWN_MAX])
+    shown = "".join(f"\n  - {change.text}" for change in differences[:_SHOWN_MAX])
     more = f"\n  ... and {len(differences) - _SHOWN_MAX} more" if len(differences) > _SHOWN_MAX else ""
     raise UsageError(
         f"{run}: the run holds another training than this one; nothing was trained or changed:{shown}{more}\n"
@@ -223,7 +223,7 @@ process_fits = ProcessFits()
 
 def require_same_fit(
     parts: RunParts, newest: NewestCheckpoint, identity: dict[str, Any], number: int, epochs: int, *, accepts_changes: bool
-) -> tuple[list[str], dict[str, float]]:
+) -> tuple[list[Change], dict[str, float]]:
     """Return what differs from the recorded fit of this number, if the user accepts changes, and changed learning rates.
 
     Only the newest fit of a run may be given more epochs: those of a finished one would never be trained.
@@ -237,10 +237,8 @@ def require_same_fit(
     changes = [] if recorded is None else compare_identities(recorded, identity)
     done = boundary["earlier"][number]["epochs"] if held > number else None
     if done is not None and epochs > done:
-        changes.append(
-            f"fit {number + 1} was finished with epochs={done}, now it has epochs={epochs}, and the run stands in fit "
-            f"{held + 1}: train the other epochs by a new fit behind the others"
-        )
+        text = f"fit {number + 1} was finished with epochs={done}, now it has epochs={epochs}, and the run stands in fit "
+        changes.append(Change("epochs", f"{text}{held + 1}: train the other epochs by a new fit behind the others"))
     if not (changes and held == number and _has_other_variables(parts, newest)):
         if not accepts_changes:
             check_identity(parts.run, changes)

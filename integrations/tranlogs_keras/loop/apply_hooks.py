@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tranlogs.base.notes import Note
 from tranlogs.training import Journal, ReplayCheck, Rung
 
 from ..backends import Gradients
@@ -41,7 +42,7 @@ class LoopCapture(StepCapture):
         state: ReplayableLoopState,
         journal: Journal,
         rung: Rung,
-        doubt: Callable[[str], None],
+        doubt: Callable[[Note], None],
         before_step: Callable[[], None],
     ) -> None:
         super().__init__(run, state, journal, rung, doubt)

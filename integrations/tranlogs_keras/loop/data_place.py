@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 from tranlogs.training import UNKNOWN_DATA, LiveReport, LoopRecord, LoopSequence, Parts, TurnData
 
 from .. import keras_internals
@@ -91,10 +92,12 @@ def _numbered(dataset: Any) -> Iterator[Any]:
         index += 1
 
 
-UNKNOWN_ITERABLE = (
+UNKNOWN_ITERABLE = Note(
+    "unknown-data",
     "the data are an iterable of the script's own: what it draws from besides the global random generators, and what it keeps "
-    "from one pass to the next, would not come back. Give a tf.data.Dataset, a DataLoader, a PyDataset, arrays or a list of "
-    "batches; or declare by stateless=True that a pass depends on nothing but the global random generators"
+    "from one pass to the next, would not come back",
+    "Give a tf.data.Dataset, a DataLoader, a PyDataset, arrays or a list of batches; or declare by stateless=True that a pass "
+    "depends on nothing but the global random generators",
 )
 
 
@@ -172,10 +175,10 @@ class DataPlace:
         if recorded is not None:
             check_kind(run, recorded, now, "Give the loop the same kind of data as the run had")
             for text in other_data(recorded, now):
-                self._report.warn(text, True)
+                self._report.warn(Note("data-changed", text), True)
         return source
 
-    def note_turns(self, *, stateless: bool, reason: str) -> bool:
+    def note_turns(self, *, stateless: bool, reason: Note) -> bool:
         """Note whether the loop declares that its data depend on nothing but the global random generators.
 
         `reason` says why they may not come back without it.
@@ -184,7 +187,7 @@ class DataPlace:
             True if the report no longer holds the reason, and is to be made anew.
         """
         self.turns = "stateless" if stateless else "unknown"
-        is_reported = reason in self._report.texts
+        is_reported = reason in self._report.notes
         if not stateless and not is_reported:
             self._report.warn(reason, False)
         if not (stateless and is_reported and self.is_undeclared):

@@ -7,6 +7,7 @@ from typing import Any
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
 from tranlogs.base.errors import NotRecovered, UsageError
+from tranlogs.base.notes import Code, Note
 from tranlogs.training import (
     LEFT_NOW,
     LOOP_LENGTH,
@@ -46,9 +47,11 @@ from .untracked_variables import RecordedDoubts, UntrackedVariables
 
 _log = logging.getLogger("tranlogs")
 
-_IMPLICIT = (
+_IMPLICIT = Note(
+    "outside-loops",
     "a step was taken outside of the loops of LoggedOptimizer: which data follow, and random numbers drawn since, are known to "
-    "the script alone. Take batches from optimizer.epochs(...) or optimizer.batches(...)"
+    "the script alone",
+    "Take batches from optimizer.epochs(...) or optimizer.batches(...)",
 )
 
 
@@ -111,7 +114,7 @@ class LoopRun:
         self._make_parts(None if newest is None else newest.meta["log"])
         self.place.seed = newest.boundary["seed"] if newest is not None else self.settings.seed_or_fresh()
         if newest is not None:
-            self._doubts.note(*newest.boundary["doubts"])
+            self._doubts.note(*(Note(*packed) for packed in newest.boundary["doubts"]))
             self._recovery.recover(rechecks=self.settings.shared.rechecks)
             self._land()
         else:
@@ -148,9 +151,9 @@ class LoopRun:
     def _make_recheck(self, parts: RunParts) -> UnitRecheck:
         # What a process declares or has found out of its loop and its data. Doubts are taken over from the record.
         ignored = {"turns", "doubts", LOOP_LENGTH, "source.draws", "source.draws_own", *map(path_of_remembered, self.times)}
-        refuted = [UNKNOWN_DATA, UNKNOWN_ITERABLE]
+        refuted: list[Code] = ["unknown-data"]
         if self._loop_state is not None:  # how many turns are left of the script's own loop is known if the run keeps its state
-            refuted.append(_IMPLICIT)
+            refuted.append("outside-loops")
         return UnitRecheck(parts, self._set_back, refuted=refuted, ignored=ignored, times=self.times)
 
     def _land(self) -> None:
@@ -161,8 +164,8 @@ class LoopRun:
         self._is_waiting = bool(body["position"]["total"] or body["position"]["epoch"] or found.position.step)
         self.members.write_remembered(body["tracked"])
         if self._loop_state is not None and REMEMBERED in body["tracked"]:
-            for text in self._loop_state.describe_names_apart(body["tracked"][REMEMBERED]):
-                self.report.warn(text, False)
+            for note in self._loop_state.describe_names_apart(body["tracked"][REMEMBERED]):
+                self.report.warn(note, False)
         self._take_scalars(found)
         self._doubts.take_over(body["doubts"], recovery.recheck.end.get("doubts", ()))
         place.land(body)
@@ -268,10 +271,8 @@ class LoopRun:
         recheck = self._recovery.recheck
         recheck.ignore_strangers(body["tracked"], recheck.end.get("tracked", {}), self.members.tracked)
         for name in self.members.write_tracked(body["tracked"]):
-            self._doubts.add(
-                f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew. "
-                f"Track the same objects under the same names as the run had"
-            )
+            text = f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew"
+            self._doubts.add(Note("not-recovered", text, "Track the same objects under the same names as the run had"))
         if not self.place.set_source(body, *self._recovery.kept):
             self._needs_source = body if body["source"] else None
         self.set_random_states()
@@ -371,10 +372,9 @@ class LoopRun:
         variables = self._parts.variables
         known = [slot.variable for slot in [*variables.everything_but_metrics, *variables.metrics]]
         for path in self._untracked.find_changed([*known, keras_internals.global_seed_state()]):
-            self._doubts.add(
-                f"the loop writes {path}, which the run does not know: it is not brought back. Give what holds it (a metric, a "
-                "seed generator, a model) to optimizer.track(name=...) before the loop"
-            )
+            line = "Give what holds it (a metric, a seed generator, a model) to optimizer.track(name=...) before the loop"
+            text = f"the loop writes {path}, which the run does not know: it is not brought back"
+            self._doubts.add(Note("not-recovered", text, line))
 
     def note_turns(self, *, stateless: bool) -> None:
         """Note that the loop takes turns without data, and whether it declares that these depend on nothing of its own."""
@@ -386,7 +386,7 @@ class LoopRun:
             **self.place.read(rng_now, parts),
             "has_stopped": False,
             "tracked": self.members.read_tracked(),
-            "doubts": list(self._doubts.texts),
+            "doubts": self._doubts.read(),
             **({"script_changes": True} if self._has_script_changes else {}),
             **({"restarts": self.restarts.recorded} if self.restarts.recorded is not None else {}),
         }
@@ -422,8 +422,8 @@ class LoopRun:
         capture.close()
         for tap in self._taps:
             tap.release()
-        unreached = self._is_waiting and self.place.sequence.describe_unreached()
-        if is_orderly and unreached and not journal.was_finished:
+        unreached = self.place.sequence.describe_unreached() if self._is_waiting else None
+        if is_orderly and unreached is not None and not journal.was_finished:
             self.report.warn(unreached, bool(self.place.sequence.entered))
         if is_orderly:
             recheck.note_end()

@@ -1,4 +1,4 @@
-"""Doubts of a run, in words: Keras variables that a loop writes and nobody has given to the run (metrics, seeds, a model)."""
+"""Doubts of a run: Keras variables that a loop writes and nobody has given to the run (metrics, seeds, a model)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tranlogs.base.notes import Note
 from tranlogs.training import LiveReport
 
 from ..backends import Backend
@@ -66,33 +67,34 @@ class UntrackedVariables:
 
 
 class RecordedDoubts:
-    """The doubts of a run, in words.
-
-    Those that are new go into the report.
-    """
+    """The doubts of a run. Those that are new go into the report."""
 
     def __init__(self, report: LiveReport) -> None:
         self._report = report
-        self.texts: list[str] = []
+        self._notes: list[Note] = []
 
-    def add(self, text: str) -> None:
+    def add(self, note: Note) -> None:
         """Add a doubt, and report it."""
-        if text not in self.texts:
-            self.texts.append(text)
-            self._report.warn(text, False)
+        if note not in self._notes:
+            self._notes.append(note)
+            self._report.warn(note, False)
 
-    def note(self, *texts: str) -> None:
+    def note(self, *notes: Note) -> None:
         """Add doubts that are reported already, or not yet."""
-        self.texts = list(dict.fromkeys([*self.texts, *texts]))
+        self._notes = list(dict.fromkeys([*self._notes, *notes]))
 
-    def withdraw(self, text: str) -> None:
+    def withdraw(self, note: Note) -> None:
         """Remove a doubt from what the next boundaries hold."""
-        if text in self.texts:
-            self.texts.remove(text)
+        if note in self._notes:
+            self._notes.remove(note)
 
-    def take_over(self, *recorded: Iterable[str]) -> None:
+    def read(self) -> list[Any]:
+        """Return what a boundary holds of the doubts."""
+        return [note.pack() for note in self._notes]
+
+    def take_over(self, *recorded: Iterable[Any]) -> None:
         """Take the doubts of recorded boundaries, and report all."""
-        for texts in recorded:
-            self.note(*texts)
-        for text in self.texts:
-            self._report.warn(text, False)
+        for packed in recorded:
+            self.note(*(Note(*one) for one in packed))
+        for note in self._notes:
+            self._report.warn(note, False)

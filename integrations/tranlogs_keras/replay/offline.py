@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tranlogs.base.errors import DataError, UsageError
+from tranlogs.base.notes import Note
 from tranlogs.records import Checkpoint
 from tranlogs.training import OfflineReplay, Progress, Recovered, Target, judge_exactness, read_facts, recover
 
@@ -63,7 +64,7 @@ class OfflineRun(OfflineReplay[Any]):
     def _recover(self, step: int | None, checkpoint: str | None, progress: Progress | None) -> Recovered | None:
         return recover(self.folder, self.state, Target(step, checkpoint=checkpoint), progress=progress)
 
-    def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
+    def _judge(self, found: Recovered, differences: list[Note]) -> tuple[bool | None, list[Note]]:
         return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
 
     def _find_place(self) -> tuple[int, int, int]:

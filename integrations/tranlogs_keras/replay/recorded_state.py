@@ -18,13 +18,14 @@ import keras
 
 from tranlogs.base.atomic_files import publishing
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 from tranlogs.records import Checkpoint
 
 from .. import keras_internals
 from ..backends import Backend, Gradients, make_backend
 from ..backends.arrays import Values, from_array
 from ..backends.tap import Updates
-from ..state.description import compare_environment, describe_environment
+from ..state.description import compare_environment, describe_environment, deserialized
 from ..state.state import KerasState
 from ..state.variables import Slot, Variables
 
@@ -74,7 +75,7 @@ class RecordedVariables(Variables):
 class RecordedState(KerasState):
     """Variables and optimizers as a checkpoint describes them, for redo without the training script.
 
-    `optimizers` are classes of the user's own, as "module:Class".
+    `optimizers` are classes of the user's own, of optimizers and learning-rate schedules, as "module:Class".
     """
 
     def __init__(self, optimizers: Sequence[str]) -> None:
@@ -124,8 +125,8 @@ class RecordedState(KerasState):
         updates.is_eager = body.get("eager", False)
         return updates.apply(gradients, reading)
 
-    def compare_environment(self) -> list[str]:
-        """Return the differences between the recorded environment and this process's, one sentence each."""
+    def compare_environment(self) -> list[Note]:
+        """Return the differences between the recorded environment and this process's."""
         return compare_environment(self.recorded_environment, describe_environment(self._model, self.backend, {}))
 
     def _optimizer(self, which: str, about: dict[str, Any]) -> Any:
@@ -136,47 +137,58 @@ class RecordedState(KerasState):
             if self.log == "weights":
                 return SimpleNamespace(variables=[])
             raise UsageError(f"optimizer {which!r} ({about['class']}) could not be recorded: it has no get_config()")
-        config = json.loads(about["config"])
-        foreign = only_keras(config) - self._classes.keys()
-        if foreign:
-            if self.log == "weights":
-                return SimpleNamespace(variables=[])
-            module, _, name = about["class"].rpartition(".")
+        foreign = {
+            name: module for name, module in foreign_parts(json.loads(about["config"])).items() if name not in self._classes
+        }
+        if foreign and self.log == "weights":
+            return SimpleNamespace(variables=[])
+        for name, module in foreign.items():
+            if module is None:
+                raise UsageError(
+                    f"optimizer {which!r} ({about['class']}) has a function of the script among its settings, and a run "
+                    "executes no code that it names: its steps cannot be redone without the script"
+                )
             raise UsageError(
-                f"optimizer {which!r} is a {about['class']}, which Keras does not have. Name its class if you trust it: "
+                f"optimizer {which!r} has a {module}.{name}, which Keras does not have. Name its class if you trust it: "
                 f"--optimizer {module}:{name}"
             )
-        return keras.saving.deserialize_keras_object(config, custom_objects=self._classes, safe_mode=True)
+        return deserialized(about["config"], self._classes)
+
+
+_FUNCTIONS = ("__lambda__", "function")  # what Keras calls the classes of functions
 
 
 def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> None:
     """Apply the constraint of each variable, which ends an update."""
     for name, text in constraints.items():
         config = None if text is None else json.loads(text)
-        if config is None or only_keras(config) or not isinstance(config, dict):
+        if text is None or foreign_parts(config) or not isinstance(config, dict):
             raise UsageError(
                 f"{name} has a constraint that is not Keras's own, and a run executes no code that it names: its "
                 "steps cannot be redone without the script"
             )
-        slots[name].variable.constraint = keras.saving.deserialize_keras_object(config, safe_mode=True)
+        slots[name].variable.constraint = deserialized(text)
 
 
-def only_keras(config: Any) -> set[str]:
-    """Return the names of classes in a configuration that are not Keras's own. Only Keras's own are created from a run."""
-    found: set[str] = set()
+def foreign_parts(config: Any) -> dict[str, str | None]:
+    """Return the names of classes in a configuration that are not Keras's own, with their modules; None for a function.
+
+    Only Keras's own are created from a run.
+    """
+    found: dict[str, str | None] = {}
     if isinstance(config, dict):
         name = config.get("class_name")
         module = config.get("module")
         if isinstance(name, str) and "config" in config:
             own = module is None or module == "builtins" or module == "keras" or str(module).startswith("keras.")
-            is_plain = own and config.get("registered_name") in (None, name) and name not in ("__lambda__", "function")
+            is_plain = own and config.get("registered_name") in (None, name) and name not in _FUNCTIONS
             if not is_plain:
-                found.add(name)
+                found[name] = None if name in _FUNCTIONS else str(module)
         for value in config.values():
-            found |= only_keras(value)
+            found |= foreign_parts(value)
     elif isinstance(config, list):
         for item in config:
-            found |= only_keras(item)
+            found |= foreign_parts(item)
     return found
 
 
@@ -191,8 +203,9 @@ def _imported(spec: str) -> Any:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"--optimizer {spec}: it cannot be imported ({error})") from None
-    if not colon or not (isinstance(found, type) and issubclass(found, keras_internals.BaseOptimizer)):
-        raise UsageError(f"--optimizer {spec}: it is no Keras optimizer; give it as module:Class")
+    kinds = keras_internals.BaseOptimizer, keras.optimizers.schedules.LearningRateSchedule
+    if not colon or not (isinstance(found, type) and issubclass(found, kinds)):
+        raise UsageError(f"--optimizer {spec}: it is no optimizer or learning-rate schedule of Keras; give it as module:Class")
     return found
 
 
@@ -235,7 +248,7 @@ def _write_model(target: Path, path: Path, state: RecordedState) -> bool:
         raise UsageError(
             f"{path}: the run does not hold the model's architecture (a subclassed model without get_config). Use .weights.h5"
         )
-    foreign = only_keras(json.loads(architecture))
+    foreign = foreign_parts(json.loads(architecture))
     if foreign:
         raise UsageError(
             f"{path}: the model has parts that are not Keras's own ({', '.join(sorted(foreign))}), and a run executes "

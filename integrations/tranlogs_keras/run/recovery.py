@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tranlogs.base.errors import RecoveryError, StateMismatch
+from tranlogs.base.notes import Code, Note, coded
 from tranlogs.training import (
     CAUSES,
     REMEMBERED_NAMES,
@@ -34,7 +35,7 @@ from tranlogs.training import (
 )
 
 from ..backends.arrays import Values
-from ..state.description import compare_environment, compare_models
+from ..state.description import Change, compare_environment, compare_models
 from ..state.state import digest, find_place
 from .run_parts import RunParts, recover_to
 
@@ -46,7 +47,7 @@ class Recovery:
 
     Attributes:
         landed: findings of the recovery; None in a run that begins.
-        changes: changes of the script since the run recorded it, which the user has accepted, one sentence each.
+        changes: changes of the script since the run recorded it, which the user has accepted.
         changed_rates: new learning rates among them, by optimizer.
         recheck: compares the unit that is computed again.
     """
@@ -56,7 +57,7 @@ class Recovery:
         self._obstacle = ""  # why no unit is computed again, although the settings ask for it
         self._seconds = 0.0  # that the recovery took
         self.landed: Recovered | None = None
-        self.changes: list[str] = []
+        self.changes: list[Change] = []
         self.changed_rates: dict[str, float] = {}
         self._small: dict[str, Values] = {}  # values right after the recovery
         self._digests: dict[str, int] = {}  # of all of them, in a loop of the script's own
@@ -197,18 +198,18 @@ class Recovery:
         state.describe_environment()
         compared = compare_environment(state.recorded_environment, state.environment)
         compared += self._compare_models()
-        compared += [f"the script has changed: {text}" for text in self.changes if text.startswith(("the layers", "the trial"))]
         others = [*compared, *([self.recheck.describe_pending()] if self.recheck.is_pending else [])]
         others += [describe_not_computed(self._obstacle)] if self._obstacle else []
         if self.recheck.deviation is not None:
             text, is_wrong = self.recheck.deviation
-            others.append(text)
+            others.append(Note("different", text))
             exact = False if is_wrong else exact
-        notes = [*parts.journal.notes, *found.notes, *state.notes, *others, *reasons, *parts.report.texts]
+        files = [*coded("repaired", parts.journal.notes), *coded("damaged", found.notes)]
+        notes = [*files, *state.notes, *others, *reasons, *parts.report.notes]
         report = make_report(
             found,
             exact=parts.report.verdict(exact, others),
-            notes=[text for text in notes if text not in parts.report.refuted],
+            notes=[note for note in notes if note.code not in parts.report.refuted],
             place=find_place(self.body),
             seconds=self._seconds,
             timeline=parts.journal.timeline,
@@ -220,16 +221,18 @@ class Recovery:
         end = describe_end(parts.journal.former_loop_end, unset) if has_ended else ""
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds, end=end)
 
-    def _compare_models(self) -> list[str]:
+    def _compare_models(self) -> list[Note]:
         """Return the changes of the model; those of an optimizer's settings become notes, since the run's settings hold."""
-        state, found = self._parts.state, []
-        for text in compare_models(state.recorded_about, state.about):
-            if not text.startswith("model."):
-                found.append(f"the script has changed: {text}. What is trained from here on is another model")
-            elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in state.notes):
-                holder = "the script's" if ".learning_rate was" in text and self.changed_rates else "the run's own"
-                state.notes.append(f"the script has changed: {text}; {holder} holds")
-        return found
+        state, found = self._parts.state, list[Note]()
+        for path, text in compare_models(state.recorded_about, state.about):
+            if not path.startswith("model."):
+                text = f"the script has changed: {text}. What is trained from here on is another model"
+                found.append(Note("model-changed", text))
+            elif path not in state.overruled:
+                holder = "the script's" if path.endswith(".learning_rate") and self.changed_rates else "the run's own"
+                state.notes.append(Note("settings-changed", f"the script has changed: {text}; {holder} holds"))
+        changed = [text for path, text in self.changes if path.startswith(("the layers", "the trial"))]
+        return found + [Note("model-changed", f"the script has changed: {text}") for text in changed]
 
 
 _log = logging.getLogger("tranlogs")
@@ -246,8 +249,8 @@ class UnitRecheck(RecomputedUnit):
     """Compares the unit that is computed again, and sets the recorded state back where it differs.
 
     `set_back` sets the state of the loop itself, once the recorded state of the model was set back. An equal unit shows the
-    doubts in `refuted` to be unfounded. `causes` tell usual causes of a difference, and what to do, by kind. `times` name
-    measured times among what is not compared.
+    doubts with a code in `refuted` to be unfounded. `causes` tell usual causes of a difference, and what to do, by kind.
+    `times` name measured times among what is not compared.
 
     Attributes:
         ignored: parts of a boundary that depend on the process, and paths in them. More may be added while the loop runs.
@@ -261,7 +264,7 @@ class UnitRecheck(RecomputedUnit):
         parts: RunParts,
         set_back: Callable[[Recovered], None],
         *,
-        refuted: Collection[str] = (),
+        refuted: Collection[Code] = (),
         causes: Mapping[str, str] = CAUSES,
         ignored: Iterable[str] = (),
         times: Collection[str] = (),
@@ -285,7 +288,7 @@ class UnitRecheck(RecomputedUnit):
         """Take over that a former part of the run has deviated: what follows from it does, too."""
         self.deviation = deviation
         if deviation is not None:
-            self._parts.report.warn(*deviation)
+            self._parts.report.warn(Note("different", deviation[0]), deviation[1])
 
     def settle(self, position: dict[str, Any] | None, *, is_last: bool) -> bool:
         """Draw the conclusion at a boundary if the unit is over; return True if it is.
@@ -325,7 +328,7 @@ class UnitRecheck(RecomputedUnit):
         report.recheck = "different"
         difference = recheck.difference
         assert difference is not None
-        text = describe_difference(
+        note = describe_difference(
             difference,
             causes=self._causes,
             starts_over=report.starts_over,
@@ -333,12 +336,13 @@ class UnitRecheck(RecomputedUnit):
         )
         if covered is None and position is not None and _place(position) != _place(self.end["position"]):
             here, there = _in_words(position), _in_words(self.end["position"])
-            text += f". The loop stands at another place than the record: {here}, not {there}"
+            where = f"The loop stands at another place than the record: {here}, not {there}"
+            note = Note(note.code, note.sentence, f"{note.line}. {where}")
         if covered is None:
             self._set_back(recheck.unit)
-        found = text, not (is_rounding(difference) or difference.may_be_time)
-        self.deviation = self.deviation or found
-        report.warn(*found)
+        is_wrong = not (is_rounding(difference) or difference.may_be_time)
+        self.deviation = self.deviation or (str(note), is_wrong)
+        report.warn(note, is_wrong)
 
     def _set_back(self, unit: LastUnit) -> None:
         """Bring everything to the newest boundary, as the log has it."""

@@ -23,6 +23,7 @@ from typing import Any
 
 import keras
 
+from tranlogs.base.notes import Note
 from tranlogs.training import NumberLists
 
 from ..backends.backend import Doubt
@@ -140,7 +141,8 @@ class CallbackStates:
     def _lose(self, what: str) -> None:
         if what not in self._lost:
             self._lost.add(what)
-            self._doubt(f"{what} has changed, and is of a kind that cannot be stored: it is not brought back", False)
+            text = f"{what} has changed, and is of a kind that cannot be stored: it is not brought back"
+            self._doubt(Note("not-recovered", text), False)
 
     def write(self, state: State, *, is_complete: bool = False, has_files: bool = True) -> None:
         """Give each callback its recorded state.

@@ -6,11 +6,14 @@ import json
 import platform
 import re
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import ml_dtypes
+import numpy as np
 
 import tranlogs
+from tranlogs.base.notes import Note
 from tranlogs.training import compare_environments
 
 from .. import keras_internals
@@ -37,14 +40,14 @@ def describe_model(variables: Variables) -> dict[str, Any]:
         "models": 0 if models is None else len(models),
         "architecture": _json(model.to_json),
         "constraints": {
-            names[id(v)]: _json(partial(_serialized, v.constraint))
+            names[id(v)]: _json(partial(serialized, v.constraint))
             for v in model.trainable_variables
             if getattr(v, "constraint", None) is not None and id(v) in names
         },
         "optimizers": {
             which: {
                 "class": class_name(optimizer),
-                "config": _json(partial(_serialized, optimizer)),
+                "config": _json(partial(serialized, optimizer)),
                 "trains": [names[id(v)] for v in keras_internals.trained_by(optimizer) if id(v) in names],
                 "undecayed": [names[id(v)] for v in keras_internals.undecayed(optimizer) if id(v) in names],
             }
@@ -53,15 +56,27 @@ def describe_model(variables: Variables) -> dict[str, Any]:
     }
 
 
-def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the differences of the script's model, losses and optimizer settings from those of the run, one phrase each.
+class Change(NamedTuple):
+    """A value that differs from the run's.
+
+    Attributes:
+        path: of the value: "model.optimizer.beta_1".
+        text: a phrase with both values.
+    """
+
+    path: str
+    text: str
+
+
+def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+    """Return the differences of the script's model, losses and optimizer settings from those of the run.
 
     What cannot be serialized is not compared; names, and seeds that Keras draws, differ from process to process.
     """
     pairs = [("the model", recorded["architecture"], now["architecture"])]
     for which, about in now["optimizers"].items():
         pairs.append((f"model.{which}", recorded["optimizers"].get(which, {}).get("config"), about["config"]))
-    found: list[str] = []
+    found: list[Change] = []
     for name, was, is_ in pairs:
         if was is not None and is_ is not None:
             compare_values(name, normalized(json.loads(was)), normalized(json.loads(is_)), found)
@@ -85,8 +100,8 @@ def normalized(value: Any) -> Any:
     return _VOLATILE.sub("", without_numbers(value)) if isinstance(value, str) else value
 
 
-def compare_values(path: str, was: Any, now: Any, found: list[str]) -> None:
-    """Append a phrase to `found` for each difference between two normalized values; `path` names the value."""
+def compare_values(path: str, was: Any, now: Any, found: list[Change]) -> None:
+    """Append each difference between two normalized values to `found`; `path` names the value."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in [*was, *(key for key in now if key not in was)]:
             compare_values(path if key in _TRANSPARENT else f"{path}.{key}", was.get(key), now.get(key), found)
@@ -94,7 +109,7 @@ def compare_values(path: str, was: Any, now: Any, found: list[str]) -> None:
         for i, (a, b) in enumerate(zip(was, now)):
             compare_values(f"{path}[{i}]", a, b, found)
     elif was != now:
-        found.append(f"{path} was {_short(was)}, now it is {_short(now)}")
+        found.append(Change(path, f"{path} was {_short(was)}, now it is {_short(now)}"))
 
 
 def _short(value: Any) -> str:
@@ -115,8 +130,39 @@ def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> di
     return {"places": {place: names[id(value)] for place, value in found.items()}, "layers": layers}
 
 
-def _serialized(thing: Any) -> str:
-    return json.dumps(keras.saving.serialize_keras_object(thing))
+def serialized(thing: Any) -> str:
+    """Return a Keras object as JSON. Its numbers keep their types: arithmetic with a float64 of numpy is another one."""
+    return json.dumps(_typed(keras.saving.serialize_keras_object(thing)), sort_keys=True)
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _typed(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_typed(inner) for inner in value]
+    if isinstance(value, np.float64):  # which is a float to Keras and to JSON
+        return {"class_name": "__numpy__", "config": {"value": float(value), "dtype": "float64"}}
+    return value
+
+
+def deserialized(text: str, classes: dict[str, Any] | None = None) -> Any:
+    """Return the object of `serialized`. `classes` are those of the user's own that may be made, by name."""
+    return keras.saving.deserialize_keras_object(_untyped(json.loads(text)), custom_objects=classes, safe_mode=True)
+
+
+def _untyped(value: Any) -> Any:
+    """Return a value with its numbers and tensors. Keras makes them itself only where nothing is around them."""
+    if isinstance(value, list):
+        return [_untyped(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("class_name") not in ("__numpy__", "__tensor__"):
+        return {key: _untyped(inner) for key, inner in value.items()}
+    config = value["config"]
+    array = np.array(config["value"], np.dtype(config["dtype"]) if config["dtype"] != "bfloat16" else ml_dtypes.bfloat16)
+    if value["class_name"] == "__tensor__":
+        return keras.ops.convert_to_tensor(array)
+    return array if array.ndim else array[()]
 
 
 def _json(make: Any) -> str | None:
@@ -192,6 +238,6 @@ def compare_demanded(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]
     ]
 
 
-def compare_environment(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the differences that can change rounding, one sentence each."""
+def compare_environment(recorded: dict[str, Any], now: dict[str, Any]) -> list[Note]:
+    """Return the differences that can change rounding."""
     return compare_environments(recorded, now, _COMPARED)

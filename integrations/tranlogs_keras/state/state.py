@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 
 from tranlogs.base.errors import CorruptRecord
+from tranlogs.base.notes import Note, coded
 from tranlogs.base.types import AnyArray
 from tranlogs.records import Checkpoint, Record, Snapshot, array_of
 from tranlogs.training import (
@@ -27,7 +27,7 @@ from tranlogs.training import Fingerprint as BaseFingerprint
 from .. import keras_internals
 from ..backends import Backend, Gradients
 from ..backends.arrays import Values, flat_bytes, from_array, same_bits, to_array
-from .description import compare_demanded, compare_optimizer_classes, describe_environment, describe_model
+from .description import compare_demanded, compare_optimizer_classes, describe_environment, describe_model, serialized
 from .variables import Look, Plan, Variables, matched
 
 LogKind = Literal["gradients", "weights", "inputs"]
@@ -58,7 +58,8 @@ class KerasState:
         self.recorded_environment: dict[str, Any] = {}
         self.about: dict[str, Any] = {}  # a checkpoint's description of the model
         self.recorded_about: dict[str, Any] = {}  # the same of the checkpoint that was restored
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
+        self.overruled: set[str] = set()  # paths of settings of optimizers that the script gives otherwise, and the run's hold
 
     # Describing.
 
@@ -130,7 +131,7 @@ class KerasState:
         for which, optimizer in self.variables.optimizers.items():
             schedule = keras_internals.learning_rate_of(optimizer)
             if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-                found[which] = json.dumps(keras.saving.serialize_keras_object(schedule), sort_keys=True, default=str)
+                found[which] = serialized(schedule)
         return found
 
     # Recoverable.
@@ -165,18 +166,19 @@ class KerasState:
         self.recorded_about = {key: meta[key] for key in ("architecture", "optimizers")}
         self.fingerprint_kinds.clear()
         self.is_halved = meta["halved"]
-        self.notes += self.backend.set_back(self.recorded_environment)
+        self.notes += coded("environment", self.backend.set_back(self.recorded_environment))
         slots, _ = matched(meta["variables"], [*self.variables.everything_but_metrics, *self.variables.metrics])
         self.variables.rename({slot.name: name for name, slot in slots.items()})
         for name, _, _ in meta["variables"]:
             if not name.startswith("metric/"):
                 self.backend.assign(slots[name].variable, from_array(checkpoint.read(name)))
         now = plain_attributes(self.variables.optimizers)
-        self.notes += [
-            f"model.{path.replace('/', '.')}: the script gives {now[path]!r}, the run has {value!r}, which holds"
-            for path, value in meta["attributes"].items()
-            if path in now and now[path] != value
-        ]
+        for path, value in meta["attributes"].items():
+            if path in now and now[path] != value:
+                name = f"model.{path.replace('/', '.')}"
+                self.overruled.add(name)
+                text = f"{name}: the script gives {now[path]!r}, the run has {value!r}, which holds"
+                self.notes.append(Note("settings-changed", text))
         self.set_attributes(meta["attributes"])
         self.kept = meta["kept"], meta["boundary"]["position"]
         self.set_auxiliary(meta["boundary"])

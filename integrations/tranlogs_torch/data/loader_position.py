@@ -20,6 +20,8 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader
 
+from tranlogs.base.notes import Note
+
 from ..distributed.process_group import size
 from ..tensors import arrays
 from .generators import DRAWS
@@ -159,9 +161,8 @@ class LoaderPosition:
         self._is_resized = state.get("sizes", now) != now or state.get("is_redrawn", False)
         for what, was in state.get("sizes", now).items():
             if was != now[what]:
-                self._on_doubt(
-                    (f"the loader's {what} was {was} and is now {now[what]}, so different batches follow"), not is_resized
-                )
+                text = f"the loader's {what} was {was} and is now {now[what]}, so different batches follow"
+                self._on_doubt(Note("data-changed", text), not is_resized)
         self.source.set_sources(state)
 
     @property

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 from tranlogs.training import LoopDecision, describe_weights_read
 
 from ..capture.forward_hook import ReadHook
@@ -21,6 +22,12 @@ from ..state.rollback_copy import StateBackup
 from .boundaries import Boundaries, Turns
 from .recovery import Recovery
 from .run_parts import RunParts
+
+_CODE_OF_EPOCH = Note(
+    "different",
+    "code that runs once per epoch, before its loop, changes an optimizer's state or its groups, and it ran again",
+    "Take the epochs from optimizer.epochs(...), which skips finished ones, and make the change depend on epoch.batch == 0",
+)
 
 
 class Loops:
@@ -150,9 +157,9 @@ class Loops:
     def note_unreached(self) -> None:
         """Warn at the end of the script if it has not entered the loop in which the run stood."""
         sequence = self._parts.auxiliary.sequence
-        text = self._parts.auxiliary.is_waiting and sequence.describe_unreached()
-        if text:
-            self._parts.report.warn(text, bool(sequence.entered))
+        note = sequence.describe_unreached() if self._parts.auxiliary.is_waiting else None
+        if note is not None:
+            self._parts.report.warn(note, bool(sequence.entered))
 
     def _undo_code_between(self) -> None:
         """Undo what code between finished loops did: it ran before the crash, and the record has what it did then."""
@@ -292,12 +299,7 @@ class Loops:
         backup, self._backup = self._backup, None
         if backup is not None:
             if self._parts.writes.find_other_writes():
-                self._parts.report.warn(
-                    "code that runs once per epoch, before its loop, changes an optimizer's state or its groups, and it ran "
-                    "again. Take the epochs from optimizer.epochs(...), which skips finished ones, and make the change "
-                    "depend on epoch.batch == 0",
-                    True,
-                )
+                self._parts.report.warn(_CODE_OF_EPOCH, True)
             backup.set_back()
             self._parts.auxiliary.set_positions_back()
             self._parts.writes.remember(self._parts.journal.step)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
+from tranlogs.base.notes import coded
 from tranlogs.ranks import (
     GroupRecovered,
     extend_timeline_ids,
@@ -268,8 +269,8 @@ class Recovery:
     def _compare_settings(self) -> None:
         """Say where the script makes modules and schedulers with other settings than the run's. A scheduler's come back."""
         parts, recorded = self._parts, self._parts.state.redone.environment
-        for text in compare_modules(recorded.get("settings", {}), parts.environment["settings"]):
-            parts.report.warn(text, False)
+        for note in compare_modules(recorded.get("settings", {}), parts.environment["settings"]):
+            parts.report.warn(note, False)
         built = parts.auxiliary.built
         parts.state.redone.notes += compare_schedulers(recorded.get("schedulers", {}), built)
         built.update({name: about for name, about in recorded.get("schedulers", {}).items() if name in built})
@@ -328,7 +329,7 @@ class Recovery:
             *coordinator.restore_reducers(body, step, step if begins else found.plan.checkpoint.step),
         ]
         caveats_found = coordinator.gather_caveats(caveats_found)
-        parts.report.caveats += [(text, False) for text in caveats_found]
+        parts.report.caveats += [(note, False) for note in coded("not-recovered", caveats_found)]
         found.notes += landing.notes
         self._landed = {}  # it may be large
 

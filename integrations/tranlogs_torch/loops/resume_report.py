@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tranlogs.base.notes import Note, coded
 from tranlogs.training import Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
 from ..data.loader_iteration import find_place
@@ -74,10 +75,12 @@ class ResumeReport:
         if auxiliary.has_landed or self._place is None:  # a loader may be tracked after the recovery
             self._place = find_place(auxiliary.sequence.read(), auxiliary.read_data(), auxiliary.count)
         if parts.report.recheck == "pending" and auxiliary.is_loop_remembered:  # the unit is going to show it
-            others = [text for text in others if text != IMPLICIT]
+            others = [note for note in others if note.code != IMPLICIT.code]
         if auxiliary.deviation is not None:
             text, is_wrong = auxiliary.deviation
-            others.append(text if text in parts.report.texts else f"an earlier resume of this run differed: {text}")
+            if text not in parts.report.notes:
+                text = f"an earlier resume of this run differed: {text}"
+            others.append(Note("different", text))
             exact = False if is_wrong else exact
         elif parts.report.recheck == "pending":
             others.append(self._recheck.describe_pending())
@@ -85,11 +88,13 @@ class ResumeReport:
             pass  # says the same
         elif self._recheck.obstacle and found.position.step:
             others.append(describe_not_computed(self._recheck.obstacle))
-        texts = [*parts.journal.notes, *found.notes, *state.redone.notes, *compared, *notes, *parts.report.texts, *others]
+        files = [*coded("repaired", parts.journal.notes), *coded("damaged", found.notes)]
+        set_back = coded("environment", state.redone.notes)
+        found_notes = [*files, *set_back, *compared, *notes, *parts.report.notes, *others]
         report = make_report(
             found,
             exact=parts.report.verdict(exact, others),
-            notes=[text for text in texts if text not in parts.report.refuted],
+            notes=[note for note in found_notes if note.code not in parts.report.refuted],
             place=self._place,
             seconds=self._seconds,
             timeline=parts.journal.timeline,

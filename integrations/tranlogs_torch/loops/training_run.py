@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import coded
 from tranlogs.training import (
     LiveReport,
     Progress,
@@ -106,11 +107,11 @@ class TrainingRun:
         positions = LoaderPositions(
             lambda position: self.logged.phase.boundary(position),
             lambda position: self._loops.opening(position),
-            report.warn,
+            self._doubt,
             lambda position: self._companions.adopt(position),
             worker_seeds,
         )
-        self.auxiliary = Auxiliary(self.state, positions, report.warn)
+        self.auxiliary = Auxiliary(self.state, positions, self._doubt)
         self.hooks = hooks = dict[str, OptimizerHooks]()
         self.environment = environment = dict[str, Any]()  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
@@ -166,6 +167,11 @@ class TrainingRun:
         return self._recovery.run_id
 
     # Putting the run together.
+
+    def _doubt(self, text: str, is_wrong: bool) -> None:
+        """Report what of the data or of tracked objects is not recovered."""
+        (note,) = coded("not-recovered", [text])
+        self.report.warn(note, is_wrong)
 
     def add(self, hooks: OptimizerHooks) -> None:
         """Add an optimizer under its name."""

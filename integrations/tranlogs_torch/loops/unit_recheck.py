@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
+from tranlogs.base.notes import Note, coded
 from tranlogs.ranks import extend_timeline_ids, get_timeline_ids, new_timeline_id
 from tranlogs.training import (
     LOOP_LENGTH,
@@ -126,15 +127,15 @@ class UnitRecheck(RecomputedUnit):
         difference, report = recheck.difference, self._parts.report
         about = recheck.equal.step, self._parts.journal.log.next_timeline, new_timeline_id(), self.wants_checkpoint
         if difference is None:
-            return UnitOutcome(recheck.is_over, "", False, *about)
-        text = describe_difference(
+            return UnitOutcome(recheck.is_over, "", False, "", *about)
+        note = describe_difference(
             difference,
             causes=causes(report.face),
             starts_over=report.starts_over,
             recomputed=recheck.unit if recheck.unit.is_covered else None,
             is_repeatable=self._parts.rung.is_repeatable,
         )
-        return UnitOutcome(recheck.is_over, text, not is_rounding(difference), *about)
+        return UnitOutcome(recheck.is_over, note.sentence, not is_rounding(difference), note.line, *about)
 
     def _end_together(self, recheck: UnitComparison, outcomes: Sequence[UnitOutcome]) -> None:
         """Let the log go on behind the newest boundary that is equal on all ranks, on a timeline that they begin together."""
@@ -153,7 +154,7 @@ class UnitRecheck(RecomputedUnit):
         if verdict.kind == "equal":
             # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
             # An equal unit removes doubts about what the loop keeps.
-            refuted = {UNKNOWN_DATA, *((IMPLICIT,) if parts.auxiliary.is_loop_remembered else ())}
+            refuted = {UNKNOWN_DATA.code, *((IMPLICIT.code,) if parts.auxiliary.is_loop_remembered else ())}
             report.recheck, report.refuted = "equal", frozenset(refuted)
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()
@@ -167,14 +168,14 @@ class UnitRecheck(RecomputedUnit):
         report.recheck = "different"
         if not recheck.unit.is_covered:
             self.recovered = self._recover_end(recheck.unit)
-        parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
+        parts.auxiliary.deviation = parts.auxiliary.deviation or (str(verdict.notes[0]), is_wrong)
         if self.recovered is not None:
             self._on_set_back()
-        for text in verdict.texts:
+        for note in verdict.notes:
             if parts.coordinator.rank == 0:
-                report.warn(text, is_wrong)
+                report.warn(note, is_wrong)
             else:  # rank 0 warns of it
-                report.caveats.append((text, is_wrong))
+                report.caveats.append((note, is_wrong))
 
     def read_end(self) -> dict[str, Any]:
         """Return the body of the boundary that ends the unit."""
@@ -221,6 +222,7 @@ class UnitOutcome:
         is_over: True if the rank has come to the end of its unit.
         text: the difference between its unit and the record; "" if there is none.
         is_wrong: True if the difference is larger than a rounding error.
+        line: its usual cause, and what to do.
         equal_step: step of the newest boundary that is equal.
         next_timeline: the number of the next timeline that the journal of the rank begins.
         timeline_id: an id for it.
@@ -230,6 +232,7 @@ class UnitOutcome:
     is_over: bool
     text: str = ""
     is_wrong: bool = False
+    line: str = ""
     equal_step: int = 0
     next_timeline: int = 0
     timeline_id: str = ""
@@ -246,20 +249,20 @@ class UnitVerdict:
 
     Attributes:
         kind: see the table of the module.
-        texts: what differs, and on which ranks.
+        notes: what differs, and on which ranks.
         is_wrong: True if a difference is larger than a rounding error.
     """
 
     kind: Literal["equal", "different"]
-    texts: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     is_wrong: bool = False
 
 
 def conclude(outcomes: Sequence[UnitOutcome]) -> UnitVerdict | None:
     """Return the verdict on the outcomes of all ranks, by rank; None if it is not known yet."""
-    texts = {rank: one.text for rank, one in enumerate(outcomes) if one.text}
-    if texts:
-        return UnitVerdict("different", _name_ranks(texts, len(outcomes)), any(one.is_wrong for one in outcomes))
+    notes = {rank: Note("different", one.text, one.line) for rank, one in enumerate(outcomes) if one.text}
+    if notes:
+        return UnitVerdict("different", _name_ranks(notes, len(outcomes)), any(one.is_wrong for one in outcomes))
     if all(one.is_over for one in outcomes):
         return UnitVerdict("equal")
     late = [rank for rank, one in enumerate(outcomes) if not one.is_over]
@@ -268,13 +271,14 @@ def conclude(outcomes: Sequence[UnitOutcome]) -> UnitVerdict | None:
     text = (
         f"rank {late[0]} has not come to the end of its unit, and others have: the script's loop divides its work differently"
     )
-    return UnitVerdict("different", (text,), True)
+    return UnitVerdict("different", (Note("different", text),), True)
 
 
-def _name_ranks(texts: dict[int, str], world: int) -> tuple[str, ...]:
-    """Return the texts with their ranks; one text alone if all ranks have the same."""
-    if len(texts) == world and len(set(texts.values())) == 1:
-        return (texts[0],)
-    found = [f"rank {rank}: {text}" for rank, text in texts.items()]
+def _name_ranks(notes: dict[int, Note], world: int) -> tuple[Note, ...]:
+    """Return the notes with their ranks; one alone if all ranks have the same."""
+    if len(notes) == world and len(set(notes.values())) == 1:
+        return (notes[0],)
+    found = [Note(note.code, f"rank {rank}: {note.sentence}", note.line) for rank, note in notes.items()]
     more = len(found) - _TEXTS_MAX
-    return (*found[:_TEXTS_MAX], *([f"{more} more ranks differ from their records, too"] if more > 0 else []))
+    others = [f"{more} more ranks differ from their records, too"] if more > 0 else []
+    return (*found[:_TEXTS_MAX], *coded("different", others))

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note, coded
 from tranlogs.base.types import AnyArray, Array
 from tranlogs.records import Checkpoint, Snapshot
 from tranlogs.training import Recovered, ScalarHistory
@@ -48,9 +49,9 @@ class RecordedState(RecoverableState):
         self.body: dict[str, Any] = {}
 
     @property
-    def notes(self) -> list[str]:
-        """Notes of the recovery, one sentence each."""
-        return self.redone.notes
+    def notes(self) -> list[Note]:
+        """Notes of the recovery."""
+        return coded("environment", self.redone.notes)
 
     def former_state(self) -> RecordedState:
         """Return another state of the same optimizers' classes, to be restored."""
@@ -58,7 +59,8 @@ class RecordedState(RecoverableState):
 
     def describe_replay(self) -> dict[str, Any]:
         """Return facts about the state that the redone records show and no checkpoint holds, as plain values."""
-        return {"kinds": sorted(self.redone.kinds), "stale": sorted(self.redone.stale), "notes": self.redone.notes}
+        redone = self.redone
+        return {"kinds": sorted(redone.kinds), "stale": sorted(redone.stale), "notes": list(map(str, redone.notes))}
 
     def derive(self, recovered: Recovered) -> Snapshot:
         """Return the encoded snapshot that the training script would have taken where its log was redone to.
@@ -90,8 +92,8 @@ class RecordedState(RecoverableState):
         made.encode(adapt)
         return made
 
-    def compare_environment(self) -> list[str]:
-        """Return the differences between the recorded environment and this process's, one sentence each."""
+    def compare_environment(self) -> list[Note]:
+        """Return the differences between the recorded environment and this process's."""
         return environment.compare(self.redone.environment, environment.describe(self.optimizers))
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 from tranlogs.base.types import Piece
 from tranlogs.ranks import Damage, GroupRecovered, SingleReader, agree, is_of_group, is_sharded, read_environment
 from tranlogs.records import Checkpoint
@@ -81,7 +82,7 @@ class OfflineRun(OfflineReplay[RecordedState]):
                 found.notes += self.state.shards.notes
             return found
 
-    def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
+    def _judge(self, found: Recovered, differences: list[Note]) -> tuple[bool | None, list[Note]]:
         exact, reasons = verdict(self.state, found)
         lost = lost_attributes(self.state)
         return None if lost and exact else exact, [*reasons, *lost]

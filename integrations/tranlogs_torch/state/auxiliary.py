@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from tranlogs.base.notes import Note, coded
 from tranlogs.records import Fixed
 from tranlogs.training import UNKNOWN_DATA, Face, LoopSequence, Remembered, TurnData
 
@@ -118,14 +119,14 @@ class Auxiliary:
         """Return the position in a loader; a loader has one. Of another `kind`, it is iterated over by a trainer."""
         return self._positions.of(loader, name, kind)
 
-    def caveats(self, face: Face) -> list[str]:
+    def caveats(self, face: Face) -> list[Note]:
         """Return what is known not to come back of loaders in the middle of an epoch, of gradients and of the loop's values."""
-        found = self._positions.caveats(lambda generator: is_kept_generator(generator, self.tracked.values()), face)
+        positions = self._positions.caveats(lambda generator: is_kept_generator(generator, self.tracked.values()), face)
+        found = coded("not-recovered", positions)
         if self._orphans:
-            found.append(
-                f"parameters that belong to no optimizer ({self._orphans[0]}, ...) have gradients at the end of a batch, "
-                "which are not recovered. Unless the script uses these, freeze the parameters with requires_grad_(False)"
-            )
+            text = f"parameters that belong to no optimizer ({self._orphans[0]}, ...) have gradients at the end of a batch"
+            line = "Unless the script uses these, freeze the parameters with requires_grad_(False)"
+            found.append(Note("not-recovered", f"{text}, which are not recovered", line))
         if self.turns == "unknown":
             found.append(UNKNOWN_DATA)
         return found + (self._tracked.describe_loop(self._landed["tracked"]) if self._landed is not None else [])

@@ -1,4 +1,4 @@
-"""Reasons for which a recovery cannot be called bit-exact, as texts.
+"""Reasons for which a recovery cannot be called bit-exact, as notes.
 
 Advice is in the words of the face through which the run is used. A script calls the optimizer itself, or what `log_prepared`
 returns (accelerate). Whoever gives a callback to a trainer has neither, and is told what can be done there.
@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from tranlogs.base.notes import Note
 from tranlogs.training import CAUSES, Face, Recovered
 from tranlogs.training import judge_exactness as compared
 
@@ -25,17 +26,18 @@ _LOADED_BEFORE = (
 )
 
 
-IMPLICIT = (
+IMPLICIT = Note(
+    "outside-loops",
     "steps are taken outside of batches(), epochs() and steps(). They are logged, and the weights come back, but such a loop "
-    "starts over after a crash, also one over a tracked loader, and a resume cannot be verified there. Write `for epoch in "
-    "optimizer.epochs(E):` and in it `for batch in epoch:`; a loop without a loader takes its turns from "
-    "optimizer.steps(until=...), and an Engine of Ignite runs by run_engine"
+    "starts over after a crash, also one over a tracked loader, and a resume cannot be verified there",
+    "Write `for epoch in optimizer.epochs(E):` and in it `for batch in epoch:`; a loop without a loader takes its turns from "
+    "optimizer.steps(until=...), and an Engine of Ignite runs by run_engine",
 )
 
 
-def loaded_before(face: Face) -> str:
+def loaded_before(face: Face) -> Note:
     """Return the caveat of a script that has loaded a checkpoint of its own."""
-    return f"{_LOADED_BEFORE}. {advise('loaded', face)}"
+    return Note("loaded-before", _LOADED_BEFORE, advise("loaded", face))
 
 
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
@@ -52,28 +54,27 @@ def _is_positive(step: Any) -> bool:
     return is_number and float(step) > 0
 
 
-def caveats(state: TorchState, *, is_outside: bool) -> list[str]:
+def caveats(state: TorchState, *, is_outside: bool) -> list[Note]:
     """Return omissions of a script that replay cannot show. With any of them, it is not known whether the run is exact.
 
     Args:
         state: of the run.
         is_outside: True if the newest step was taken outside of all loops.
     """
-    found = []
+    found = list[Note]()
     if not state.modules:
-        found.append(
-            "no model=... was given, so buffers (BatchNorm's statistics) are not recovered, and parameters are matched by "
-            "position"
-        )
+        lost = "buffers (BatchNorm's statistics) are not recovered, and parameters are matched by position"
+        found.append(Note("not-recovered", f"no model=... was given, so {lost}"))
     found += lost_attributes(state)
     if state.extra.lost:
-        found.append(f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered")
+        text = f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered"
+        found.append(Note("not-recovered", text))
     if is_outside:
         found.append(IMPLICIT)
     return found
 
 
-def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: Iterable[Any]) -> list[str]:
+def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: Iterable[Any]) -> list[Note]:
     """Return a caveat if a scheduler was made for one of the optimizers, and none is tracked.
 
     A scheduler writes `initial_lr` into the groups of its optimizer, and wraps its `step`. Scripts that compute learning rates
@@ -85,26 +86,29 @@ def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: It
     scheduled = (o for o in optimizers if any("initial_lr" in group for group in o.param_groups))
     if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in scheduled):
         return []
-    return ["a scheduler was created for an optimizer, but none is tracked: without track(scheduler=...) it starts over"]
+    text = "a scheduler was created for an optimizer, but none is tracked: without track(scheduler=...) it starts over"
+    return [Note("starts-over", text)]
 
 
-def lost_attributes(state: TorchState) -> list[str]:
-    """Return attributes of optimizers other than torch's that cannot be stored."""
+def lost_attributes(state: TorchState) -> list[Note]:
+    """Return a caveat for each optimizer other than torch's with attributes that cannot be stored."""
     found = []
     for which, optimizer in state.optimizers.items():
         others = split(optimizer)[1]
         if others:
             own = ", ".join(f"self.{name}" for name in others)
-            found.append(f"optimizer {which!r} keeps {own} outside its state and groups, which is not recovered")
+            text = f"optimizer {which!r} keeps {own} outside its state and groups, which is not recovered"
+            found.append(Note("not-recovered", text))
     return found
 
 
-def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:
+def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[Note]]:
     """Return the core's verdict, with what was not logged at all."""
     exact, notes = compared(found, state.redone.kinds, compared="parameters")
     if state.redone.stale:
         exact = None if exact is not False else False
-        notes.append(f"optimizer state of {', '.join(sorted(state.redone.stale))} was not logged and is that of the checkpoint")
+        text = f"optimizer state of {', '.join(sorted(state.redone.stale))} was not logged and is that of the checkpoint"
+        notes.append(Note("not-recovered", text))
     return exact, notes
 
 

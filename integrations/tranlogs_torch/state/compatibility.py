@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from tranlogs.base.notes import Note, coded
+
 from . import environment
 from .named_tensors import NamedTensors
 
@@ -91,22 +93,24 @@ def describe_scheduler(thing: Any) -> dict[str, Any]:
     }
 
 
-def compare_modules(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def compare_modules(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Note]:
     """Return the modules whose settings are not what they were, one sentence each."""
-    return [
+    texts = (
         f"the script has changed: {path} was {recorded[path]}, now it is {now[path]}. What is trained from here on is another "
         "model"
         for path in recorded.keys() & now.keys()
         if recorded[path] != now[path]
-    ]
+    )
+    return coded("model-changed", texts)
 
 
-def compare_schedulers(recorded: Settings, now: Settings) -> list[str]:
+def compare_schedulers(recorded: Settings, now: Settings) -> list[Note]:
     """Return the settings with which the script makes a scheduler and that are not the run's, one sentence each."""
-    return [
+    texts = (
         f"the script has changed: {key} of the tracked {name!r} was {recorded[name][key]!r}, now it is {now[name][key]!r}; the "
         "run's own value holds (to change it, set it after recover())"
         for name in recorded.keys() & now.keys()
         for key in recorded[name].keys() & now[name].keys()
         if recorded[name][key] != now[name][key]
-    ]
+    )
+    return coded("settings-changed", texts)

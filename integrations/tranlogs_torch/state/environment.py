@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import tranlogs
+from tranlogs.base.notes import Note
 from tranlogs.training import compare_environments
 
 _COMPARED = {
@@ -84,7 +85,7 @@ def set_back(recorded: dict[str, Any]) -> list[str]:
     return notes
 
 
-def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the differences that can change rounding, one sentence each."""
+def compare(recorded: dict[str, Any], now: dict[str, Any]) -> list[Note]:
+    """Return the differences that can change rounding."""
     labels = {key: label for key, label in _COMPARED.items() if key not in _OF_GROUP or "world" in now}
     return compare_environments(recorded, now, labels)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from tranlogs.base.notes import Note, coded
 from tranlogs.training import is_same
 
 from .extra_state import frozen
@@ -39,7 +40,7 @@ class GivenValues:
         """Note the groups' present values as those with which the run began."""
         self.by_optimizer = {which: _plain_values(values) for which, values in groups.items()}
 
-    def compare(self, which: str, recorded: Groups, now: Groups) -> list[str]:
+    def compare(self, which: str, recorded: Groups, now: Groups) -> list[Note]:
         """Return where the script now gives other values than when the run began, and keep the recorded ones.
 
         Args:
@@ -53,13 +54,14 @@ class GivenValues:
         self.by_optimizer[which] = recorded
         if which in self.loaded:
             return []
-        return [
+        texts = (
             f"optimizer {which!r}: the script gives {key}={value[key]} to parameter group {i}, and gave {was[key]} when the "
             "run began; the run's own value holds (to change it, set it after recover())"
             for i, (was, value) in enumerate(zip(recorded, given, strict=False))
             for key in was.keys() & value.keys()
             if was[key] != value[key]
-        ]
+        )
+        return coded("settings-changed", texts)
 
 
 def _plain_values(groups: Groups) -> Groups:

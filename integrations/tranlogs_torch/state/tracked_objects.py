@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UnencodableState, UsageError
+from tranlogs.base.notes import Note
 from tranlogs.records import Fixed, tree
 from tranlogs.training import LoopState, Remembered, Unstorable, demand_storable, split_python
 
@@ -79,7 +80,7 @@ class TrackedObjects:
             self.built[name] = settings
         return self.load((name,), recorded or {})
 
-    def describe_loop(self, recorded: Mapping[str, Any]) -> list[str]:
+    def describe_loop(self, recorded: Mapping[str, Any]) -> list[Note]:
         """Return which values of the loop the script remembers and a recorded state does not, or the other way round."""
         if self._loop_state is None or REMEMBERED not in recorded:
             return []
@@ -116,9 +117,8 @@ class TrackedObjects:
         """Give a tracked object its recorded state. A GradScaler that is disabled has none, and takes none."""
         if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(content):
             was, now = ("disabled", "enabled") if thing.is_enabled() else ("enabled", "disabled")
-            self._on_doubt(
-                f"the GradScaler {name!r} was {was} and is now {now}. From here on, steps are computed differently", True
-            )
+            text = f"the GradScaler {name!r} was {was} and is now {now}. From here on, steps are computed differently"
+            self._on_doubt(Note("settings-changed", text), True)
         else:
             thing.load_state_dict(content)
         if hasattr(thing, "lr_lambdas"):

@@ -319,8 +319,8 @@ def test_what_follows_for_all_ranks(ranks: list[UnitOutcome], kind: str, texts: 
     verdict = conclude(ranks)
     assert verdict is not None
     assert verdict.kind == kind
-    assert len(verdict.texts) == len(texts)
-    assert all(text in found for text, found in zip(texts, verdict.texts, strict=True))
+    assert len(verdict.notes) == len(texts)
+    assert all(text in found for text, found in zip(texts, verdict.notes, strict=True))
     assert is_wrong is None or verdict.is_wrong is is_wrong
 
 

@@ -132,7 +132,7 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
             "scalars": _describe_value(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",
         }
-        about |= {key: _shorten(_describe_value(value)) for key, value in body.items() if key != "hyper"}
+        about |= _describe_body(body)
         parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
         parts += [_groups(body["hyper"])] if body.get("hyper") else []
         parts += [_tensors(record["tensors"])] if record.get("tensors") else []
@@ -146,6 +146,43 @@ def _describe_covered(record: dict[str, Any]) -> str:
     covered = record.get("covered", 0)
     first, last = record["step"] - covered + 1, record["step"]
     return f"steps {first} to {last}, without tensors: only training can compute them again" if covered else ""
+
+
+def _describe_body(body: dict[str, Any]) -> dict[str, str]:
+    """Return the facts in a record's body that a reader can use, by name. Other parts are only named."""
+    tracked = dict(body.get("tracked") or {})
+    remembered = tracked.pop("remember(...)", {}).get("values", {})
+    rng = [*body.get("rng", {}), *_names_under("rng.", body)]
+    about = {
+        "optimizer": body.get("optimizer", ""),
+        "fingerprint": body.get("fingerprint", ""),
+        "position": _describe_place(body),
+        "remembered": _shorten(_describe_value(remembered)),
+        "tracked": _shorten(_describe_value(tracked)),
+        "buffers": ", ".join(body.get("buffers") or {}),
+        "callbacks": ", ".join(_names_under("callback.", body)),
+        "random": f"states of {', '.join(rng)}" if rng else "",
+    }
+    others = [name for name in body if name.partition(".")[0] not in _SHOWN]
+    return about | ({"more": f"{', '.join(others)} (--json shows all)"} if others else {})
+
+
+_SHOWN = {"record", "optimizer", "fingerprint", "hyper", "position", "data", "tracked", "buffers", "callback", "rng"}
+
+
+def _names_under(prefix: str, body: dict[str, Any]) -> list[str]:
+    return [name.removeprefix(prefix) for name in body if name.startswith(prefix)]
+
+
+def _describe_place(body: dict[str, Any]) -> str:
+    """Return the epoch, from 1, and the batches of it that are done, for each source of data."""
+    position = body.get("position")  # of Keras; PyTorch has one for each loader
+    places = {"": position} if isinstance(position, dict) else body.get("data") or {}
+    return ", ".join(
+        f"{f'{name}: ' if name else ''}epoch {place['epoch'] + 1}, {place['batch']:,} of its batches done"
+        for name, place in places.items()
+        if isinstance(place, dict) and {"epoch", "batch"} <= place.keys()
+    )
 
 
 def _describe_value(value: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...base.errors import UsageError
+from ...base.notes import Note, coded
 from ...frameworks import load_framework, open_offline_run
 from ...recovery.recover import require_covered
 from ...recovery.report import progress_bar
@@ -46,13 +47,13 @@ def replay(
     offline = open_offline_run(paths, optimizer or ())
     with progress_bar() as progress:
         report = offline.replay(step=step, progress=progress)
-        about = {**report.as_dict(), "file": None, "bytes": 0}
+        about: dict[str, Any] = {**report.as_dict(), "file": None, "bytes": 0}
         if report.exact is False:  # wrong weights are never written
             first = report.first_divergent_step
             until = "" if first is None else f": step {first - 1} is the last one that is known to be exact"
-            about["notes"] = [*report.notes, f"{out} was not written{until}"]
+            about["notes"] = [*report.notes, Note("replay-differs", f"{out} was not written{until}")]
         else:
-            about["notes"] = [*report.notes, *offline.export(out, form, progress)]
+            about["notes"] = [*report.notes, *coded("left-out", offline.export(out, form, progress))]
             about |= {"file": out, "bytes": _nbytes(out)}
     if as_json:
         print_json(about)

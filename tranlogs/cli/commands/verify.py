@@ -41,7 +41,7 @@ class Verified:
         records: records of the log that were read.
         tensors: tensors that were read.
         problems: what is wrong.
-        replays: reports of the replays.
+        replays: reports of the replays; None if none was asked for.
         repaired: what --repair did, a sentence each.
     """
 
@@ -50,7 +50,7 @@ class Verified:
     records: int = 0
     tensors: int = 0
     problems: list[Problem] = field(default_factory=list)
-    replays: list[RecoveryReport] = field(default_factory=list)
+    replays: list[RecoveryReport] | None = None
     repaired: list[str] = field(default_factory=list)
 
 
@@ -163,12 +163,22 @@ def _replay(
     return replays, problems
 
 
-def _describe_comparison(report: RecoveryReport) -> str:
-    if report.exact is None:
-        return "not every step could be compared"
-    if not report.exact:
-        return f"differs from step {report.first_divergent_step} on"
-    return "all equal" if report.replayed else "nothing to compare"
+def _describe_replay(report: RecoveryReport) -> str:
+    if not report.replayed:
+        return f"nothing from checkpoint {report.checkpoint_step}: the log has no steps with their tensors behind it"
+    compared = "all equal" if report.exact else "not every step could be compared"
+    if report.exact is False:
+        compared = f"differs from step {report.first_divergent_step} on"
+    steps = screen.count(report.replayed, "step")
+    return f"{steps} from checkpoint {report.checkpoint_step} in {report.seconds_replay:.2f} s: {compared}"
+
+
+def _describe_result(about: Verified) -> str:
+    if about.problems:
+        return screen.count(len(about.problems), "problem")
+    if about.replays is not None and not any(report.replayed for report in about.replays):
+        return "the files are intact; there was no step to replay"
+    return "intact"
 
 
 def _show(found: Sequence[Verified]) -> None:
@@ -178,17 +188,11 @@ def _show(found: Sequence[Verified]) -> None:
             ("journal", about.folder),
             ("read", f"{screen.size(about.nbytes)}: {about.records} records, {about.tensors} tensors"),
         ]
-        for report in about.replays:
-            steps, seconds = screen.count(report.replayed, "step"), report.seconds_replay
-            rows.append(
-                (
-                    "replayed",
-                    f"{steps} from checkpoint {report.checkpoint_step} in {seconds:.2f} s: {_describe_comparison(report)}",
-                )
-            )
+        for report in about.replays or ():
+            rows.append(("replayed", _describe_replay(report)))
             rows += [("note", note) for note in report.notes]
         rows += [("repaired", line) for line in about.repaired]
-        rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "intact"))
+        rows.append(("result", _describe_result(about)))
         out.print(screen.facts(rows))
         for problem in about.problems[:_PROBLEMS_SHOWN_MAX]:
             out.print(screen.problem(str(problem)))

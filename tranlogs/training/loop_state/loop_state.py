@@ -8,6 +8,7 @@ from typing import Any
 
 from ...base.config import GIB, TRACKED_BYTES_MAX
 from ...base.errors import UnencodableState, UsageError
+from ...base.notes import Note, coded
 from ...base.types import AnyArray
 from ...encoding import tree
 from .number_lists import NumberLists
@@ -25,13 +26,13 @@ class LoopState:
 
     Args:
         framework: knows the framework's values.
-        on_doubt: called with what does not come back, in words.
+        on_doubt: called with a note on what does not come back.
 
     Attributes:
         namespace: the loop's.
     """
 
-    def __init__(self, framework: FrameworkValues, on_doubt: Callable[[str], None]) -> None:
+    def __init__(self, framework: FrameworkValues, on_doubt: Callable[[Note], None]) -> None:
         self._framework, self._on_doubt = framework, on_doubt
         self.namespace = Remembered(self._check)
         self._given = Given()
@@ -114,18 +115,19 @@ class LoopState:
         added = [name for name in sorted(self._names - recorded["values"].keys()) if f"state.{name}" not in recorded["lost"]]
         return added, sorted(set(recorded["given"]) - self._names)
 
-    def describe_names_apart(self, recorded: dict[str, Any]) -> list[str]:
-        """Return what it means for them, in words."""
+    def describe_names_apart(self, recorded: dict[str, Any]) -> list[Note]:
+        """Return what it means for them."""
         added, dropped = self.names_apart(recorded)
-        return [
+        texts = [
             *(f"state.{name} is remembered now, but the run has no value of it: it starts as it is" for name in added),
             *(f"state.{name} was given to remember(...) before, and is not now: it has its recorded value" for name in dropped),
         ]
+        return coded("not-recovered", texts)
 
     def _tell(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self._on_doubt(text)
+            self._on_doubt(Note("not-recovered", text))
 
 
 def _demanded(storer: Storer, name: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...base.notes import Note
 from ...recovery.report import Restart
 from .plain_values import UNKNOWN
 
@@ -74,7 +75,7 @@ def with_notes(restarts: Sequence[Restart]) -> list[Restart]:
     found = []
     for group in _groups(restarts):
         it = _it(group)
-        note = f"{describe_restarts(group)[0]}. To keep {it}: {lines_of(group)[0]}"
+        note = Note("starts-over", describe_restarts(group)[0], f"To keep {it}: {lines_of(group)[0]}")
         found += [replace(one, note=note) for one in group]
     return found
 

@@ -25,7 +25,7 @@ from ..live_report import LiveReport
 from .notes import describe_unset, with_notes
 from .plain_values import ATOMS, UNKNOWN, Look, is_generator, write_first
 from .script_frames import Loops, loops_around, script_frames
-from .script_values import VERSION, Framework, Place, ScriptValues, read_values
+from .script_values import VERSION, Framework, Place, ScriptValues, changed_globals, read_values
 
 _log = logging.getLogger("tranlogs")
 
@@ -245,7 +245,10 @@ class Restarts:
         self._name(changed, is_logged=is_logged)
 
     def _compare(self, ending: str) -> None:
-        known = self._before if ending else self._before | self._in_pass
+        assert self._opened is not None
+        look = Look(self.framework.read_array)
+        changed = [(place, value, look.digest(value) or b"") for place, value in changed_globals(self._opened.imported)]
+        known = self._before | _first_of(changed) | ({} if ending else self._in_pass)
         digests = {key: digest for key, (digest, _) in known.items()}
         now = read_values(self.framework, self._outside, self._kept, digests, self._looked_into)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
@@ -267,7 +270,7 @@ class Restarts:
             else:
                 is_kept = any(state.has(place, digest, is_own=place.tracked == one) for one, state in states.items())
             if not is_kept:
-                found.append(self._restart(place, first, of_pass=place.key not in self._before))
+                found.append(self._restart(place, first, of_pass=place.key in self._in_pass and place.key not in self._before))
         self._name(found)
         if ending == "loop":
             self._end_loop(now)

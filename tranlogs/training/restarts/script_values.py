@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import is_
 from types import FrameType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -136,10 +137,31 @@ class _Walk:
     wanted: Mapping[str, Any] | None
     entered: Container[str] | None
     kept: set[int]
+    imported: dict[str, dict[str, Any]] = field(default_factory=dict)  # see `ScriptValues`
     running: set[int] = field(default_factory=set)  # objects whose methods run
     tracked: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
     looked_into: set[str] = field(default_factory=set)
+
+    def choose(self, module: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the globals to look at of a module whose code does not run: a project may have thousands of them.
+
+        Plain ones are copied, and compared by the identity of what they hold. A function without a state has no values.
+        """
+        copies, chosen = self.imported.setdefault(module, {}), dict[str, Any]()
+        for name, value in content.items():
+            if self.wanted is not None:
+                key = f"{module}:{name}"
+                if key in self.wanted or self.entered is None or key in self.entered:
+                    chosen[name] = value
+            elif type(value) in _PLAIN_TYPES:
+                copies[name] = value
+            elif _is_short_and_plain(value):
+                copies[name] = value.copy()
+                self.seen.add(id(value))
+            elif not (isinstance(value, FunctionType) and _is_stateless(value)):
+                chosen[name] = value
+        return chosen
 
     def values(self, scopes: list[tuple[str, dict[str, Any]]], *, has_others: bool) -> list[tuple[Place, Any, bytes]]:
         """Return the values, each with its place and its digest: those of variables before those within objects.
@@ -257,6 +279,8 @@ class ScriptValues:
         values: with their places and digests.
         seen: ids of the containers and objects that were looked at.
         looked_into: keys of places in which others with a value lie.
+        imported: plain globals of modules whose code does not run, by module and name; of lists and dicts, copies. They have no
+            digests: `changed_globals` finds those that hold other objects now.
         names: of the variables of the function that has the loop.
         code: file and first line of that function.
         prefix: with which the keys of its variables begin.
@@ -268,6 +292,7 @@ class ScriptValues:
     values: list[tuple[Place, Any, bytes]]
     seen: set[int] = field(default_factory=set)
     looked_into: set[str] = field(default_factory=set)
+    imported: dict[str, dict[str, Any]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     code: tuple[str, int] = ("", 0)
     prefix: str = ""
@@ -328,13 +353,43 @@ def read_values(
         content = vars(sys.modules[module]) if module in sys.modules and opens != "pass" else {}
         if id(content) not in known:  # the main module has two names
             known.add(id(content))
-            scopes.append((f"{module}:", dict(content)))
+            scopes.append((f"{module}:", dict(content) if module in of_frames else walk.choose(module, dict(content))))
     if opens != "pass" or is_first:
         found += [one for one in walk.values(scopes, has_others=opens != "pass") if one[0].key not in left_out]
     code, around = frames[-1].f_code, loops_around(frames) if is_first else frozenset()
     at, prefix = (code.co_filename, code.co_firstlineno), prefix_of(frames[-1], len(frames) - 1)
     later, by_turn = names_read_later(frames[-1]), names_set_by_innermost(frames[-1])
-    return ScriptValues(found, walk.seen, walk.looked_into, names, at, prefix, around, later, by_turn)
+    return ScriptValues(found, walk.seen, walk.looked_into, walk.imported, names, at, prefix, around, later, by_turn)
+
+
+def changed_globals(imported: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Place, Any]]:
+    """Yield the former values of globals that hold other objects now, with their places."""
+    for module, former in imported.items():
+        content = vars(sys.modules[module]) if module in sys.modules else {}
+        for name, value in former.items():
+            now = content.get(name, value)
+            if now is not value and not _holds_the_same(now, value):
+                yield Place(f"{module}:{name}", name), value
+
+
+_PLAIN_TYPES = frozenset(_PLAIN)
+
+
+def _is_short_and_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return len(value) <= _ITEMS_MAX and _PLAIN_TYPES.issuperset(map(type, value.values()))
+    return type(value) is list and len(value) <= _ITEMS_MAX and _PLAIN_TYPES.issuperset(map(type, value))
+
+
+def _holds_the_same(value: Any, former: Any) -> bool:
+    if type(value) is not type(former) or type(value) not in (list, dict) or len(value) != len(former):
+        return False
+    same = all(map(is_, value, former))
+    return same and (type(value) is list or all(map(is_, value.values(), former.values())))
+
+
+def _is_stateless(function: FunctionType) -> bool:
+    return not (function.__closure__ or function.__dict__ or _defaults_of(function))
 
 
 def prefix_of(frame: FrameType, number: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import coded
 from tranlogs.training import Framework, announce
 
 from ...optimizer import LoggedOptimizer
@@ -137,7 +138,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
     def _report(self, trainer: pl.Trainer) -> None:
         """Print, once, where training begins or continues, and report what is not known to be exact."""
         run = self.optimizer.training_run
-        for caveat in self._caveats() if self._is_resumed else ():
+        for caveat in coded("not-recovered", self._caveats() if self._is_resumed else ()):
             if self._verbose:  # the report that is printed has it
                 run.report.suspect(caveat)
             else:
