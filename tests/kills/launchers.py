@@ -174,7 +174,7 @@ class Torchrun:
     def run(self, start: Start) -> int:
         """Run one life to its end; return the status of the process that was to die, else that of the group."""
         before = _deaths(self.folders(start.folder))
-        job = {"world": self.world, "restarts": 0, "is_alone": False, "function": "tests.kills.job.live"}
+        job = {"world": self.world, "restarts": 0, "function": "tests.kills.job.live"}
         failure = GroupLauncher.ask(self._launcher, job | {"arguments": {"start": str(_written(start))}})
         if not failure:
             return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.trainers.common import Killer, plain, randomness, rank, tensors
+from tests.kills.pytorch import Job
+from tests.trainers.common import said_of, tell
+from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.trainers.accelerate import log_prepared
 
 BATCHES = 7  # an epoch, on each process
 
@@ -54,98 +56,59 @@ def prepared(accumulation: int = 1, seedable: bool = False) -> tuple[Accelerator
     return accelerator, *accelerator.prepare(model, optimizer, loader, scheduler)
 
 
-def train(
-    attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, *, loop: str = "epochs", **arguments: Any
-) -> dict[str, Any]:
-    """Train to the end; what came out."""
-    logging.getLogger("tranlogs").setLevel(logging.ERROR)
-    killer = Killer(kills, attempt)
+def train(job: Job, **arguments: Any) -> None:
+    """Train to the end."""
     accelerator, model, optimizer, loader, scheduler = prepared(**arguments)
     average = Average()
     accelerator.register_for_checkpointing(average)
-    losses: list[float] = []
-    number = 0
-
-    def body(x: torch.Tensor, y: torch.Tensor) -> None:
-        nonlocal number
-        with accelerator.accumulate(model):
-            loss = nn.functional.cross_entropy(model(x), y)
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 0.5)
-            killer.at("batch", number)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-        number += 1
-        losses.append(loss.item())
-        average.value = 0.9 * average.value + losses[-1]
-
-    report = log = None
-    if run is None:
-        for _ in range(3):
-            torch.rand(1)
-            for x, y in loader:
-                body(x, y)
-            killer.at("epoch end", 0)
-    else:
-        from tranlogs_torch.trainers.accelerate import log_prepared
-
-        log = log_prepared(
-            accelerator, run, model, optimizer, loader, checkpoint_every=5, durability="process", segment_bytes=1 << 20
-        )
-        report = log.track(scheduler=scheduler).recover()
-        number = report.batch
-        for epoch in log.epochs(3):
-            torch.rand(1)
-            assert len(epoch) == BATCHES
-            for x, y in epoch:
-                body(x, y)
-            killer.at("epoch end", int(epoch))
+    log: Any = None
+    epochs: Any = range(3)
+    if job.run is not None:
+        log = log_prepared(accelerator, str(job.run), model, optimizer, loader, **job.settings)
+        job.watch(lambda: log.report)
+        log.track(scheduler=scheduler).recover()
+        epochs = log.epochs(3)
+    last, number = 0.0, 0 if log is None else log.report.batch
+    for epoch in epochs:
+        torch.rand(1)
+        assert log is None or len(epoch) == BATCHES
+        for x, y in loader if log is None else epoch:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                job.at(f"batch {number}")
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            number += 1
+            last = loss.item()
+            average.value = 0.9 * average.value + last
+        job.at(f"epoch end {int(epoch)}")
+    job.keep(model=accelerator.unwrap_model(model), optimizer=optimizer.optimizer, scheduler=scheduler, average=average.value)
+    job.keep(step=accelerator.step, last=last)
+    if log is not None:
         log.close()
-        report = log.report
-    inside = optimizer.optimizer
-    net = accelerator.unwrap_model(model)
-    found = {
-        "weights and state": tensors(net, inside),
-        "rng": randomness(),
-        "scheduler": plain(scheduler.state_dict()),
-        "step": accelerator.step,
-        "last loss": losses[-1:],
-        "average": average.value,
-    }
-    if report is not None:
-        found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "batch": report.batch}
-        found["report"] |= {"recheck": report.recheck, "rechecked": report.rechecked}
-    return found
+        tell(job, rechecked=log.report.rechecked, batch=log.report.batch)
 
 
-def counted(attempt: int, folder: str) -> dict[str, Any]:
+def counted(job: Job) -> None:
     """`batches(until=...)` counts what was trained, also where it is left in the middle and taken up again."""
-    from tranlogs.base.errors import UsageError
-    from tranlogs_torch import LoggedOptimizer
-    from tranlogs_torch.trainers.accelerate import log_prepared
-
-    found: dict[str, Any] = {"taken": [], "batches": []}
+    taken, batches = [], []
     accelerator, model, optimizer, loader, scheduler = prepared()
     for until in (4, 10, 16):
-        log = log_prepared(accelerator, f"{folder}/run", model, optimizer, loader, checkpoint_every=5)
-        report = log.track(scheduler=scheduler).recover()
-        found["batches"].append(report.batch)
-        taken = 0
+        log = log_prepared(accelerator, str(job.run), model, optimizer, loader, checkpoint_every=5)
+        batches.append(log.track(scheduler=scheduler).recover().batch)
+        taken.append(0)
         for x, y in log.batches(loader, until=until):
             accelerator.backward(nn.functional.cross_entropy(model(x), y))
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            taken += 1
-        found["taken"].append(taken)
+            taken[-1] += 1
         log.close()
-    plain_log = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), f"{folder}/other", model)
-    try:
-        plain_log.track(loader=loader)
-    except UsageError as error:
-        found["refused"] = str(error)
-    plain_log.close()
-    assert rank() == 0
-    return found
+    plain = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), f"{job.run}-other", model)
+    refused = said_of(lambda: plain.track(loader=loader))
+    plain.close()
+    tell(job, taken=taken, batches=batches, refused=refused)
