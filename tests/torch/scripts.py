@@ -75,7 +75,7 @@ def validate(model: nn.Module, loader: DataLoader[Any]) -> float:
     return total + 0.01 * (torch.rand(()).item() + float(np.random.rand()) + random.random())
 
 
-def accumulating(attempt: Attempt, *, batches: int = 20, windows: int = 3, clip: str = "") -> None:
+def accumulating(attempt: Attempt, *, batches: int = 20, clip: str = "") -> None:
     """Steps after every third batch; windows straddle epochs."""
     seed()
     model = Mixed()
@@ -84,9 +84,9 @@ def accumulating(attempt: Attempt, *, batches: int = 20, windows: int = 3, clip:
     attempt.start(optimizer, loader=loader)
     for number, batch in numbered(optimizer, optimizer.batches(loader, batches)):
         attempt.saw(number, batch)
-        (loss_of(model, batch) / windows).backward()
+        (loss_of(model, batch) / 3).backward()
         attempt.tick()
-        if number % windows == windows - 1:
+        if number % 3 == 2:
             if clip == "torch":
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             elif clip == "ours":
