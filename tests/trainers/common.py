@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import builtins
 import collections
 import json
 import random
-import runpy
-import warnings
 from typing import Any
 
 import torch
 
 from tests.kills.pytorch import Job
+from tests.support.examples import run_example
 from tranlogs.base.errors import TranLogsError
 from tranlogs.training.restarts import script_frames
 
@@ -41,18 +39,6 @@ def said_of(call: Any) -> str:
 
 
 def example(job: Job, *, path: str, signs: tuple[str, ...]) -> None:
-    """Run an example, which may die some function calls behind the first line that has one of these words."""
-    warnings.resetwarnings()  # errors in tests, and not in a script
-    plain_print = builtins.print
-
-    def told(*what: Any, **options: Any) -> None:
-        plain_print(*what, **options)
-        line = " ".join(map(str, what))
-        job.print(line)
-        for sign in signs:
-            if sign in line:
-                job.at(sign)
-
-    builtins.print = told
-    names = runpy.run_path(path, run_name="__main__")
+    """Run an example, which may die behind each line that has one of these words."""
+    names = run_example(job, path, *signs)
     job.keep(model=names["trainer"].model if "trainer" in names else names["model"])
