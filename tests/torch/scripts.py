@@ -556,13 +556,13 @@ def held(attempt: Attempt) -> None:
 LOOPS: dict[str, tuple[Script, tuple[int, ...]]] = {
     "a log of weights": (partial(batches, log="weights"), (9, 4)),
     "epochs": (epochs, (5, 8, 3)),
-    "mixed precision": (mixed_precision, (7, 9, 5)),
+    "mixed precision": (mixed_precision, (8, 9, 5)),  # first behind a step that was skipped
     "averaged": (averaged, (10, 3)),
     "gradients replaced": (partial(carried, how="replaced"), (10, 9)),
     "gradients decayed": (partial(carried, how="decayed"), (10, 9)),
     "many steps or none": (many_or_none, (5, 12, 9)),
     "stages": (stages, (9, 12, 7, 4)),
-    "before each epoch": (before_each_epoch, (3, 6, 5)),
+    "before each epoch": (before_each_epoch, (7, 3, 5)),  # first behind a step of the group that was added
     "growing": (growing, (4, 9)),
     "late": (late, (9, 8)),
     "second source": (second_source, (7, 19, 8)),
