@@ -480,9 +480,6 @@ _IS_BIG = 1  # flag of a node whose value lies in overflow pages
 Regions = dict[str, list[damage.Span]]
 
 
-_IS_BIG = 1  # flag of a node whose value lies in overflow pages
-
-
 def segment_regions(path: Path, locations: Sequence[Location]) -> Regions:
     """Map a segment's records, what lies between them, and what lies behind them."""
     found: Regions = {}
