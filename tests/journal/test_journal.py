@@ -25,6 +25,7 @@ from tests.support.faults import failing
 from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import SIZES, boundary_of, killed, state_at, step_of
 from tests.support.verify import problems_of
+from tests.support.waiting import wait_until
 from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog
@@ -221,6 +222,8 @@ def test_a_group_takes_one_flush_and_one_transaction(toy: Callable[..., ToyTrain
     trainer.recover()
     units(trainer, 12)
     assert trainer.journal.wait_synced()
+    segments = trainer.journal.catalog.segments
+    wait_until(lambda: any(row.state == "ready" for row in segments()), "the next file is made and listed")
     with counting(monkeypatch) as calls:
         for _ in range(8):
             units(trainer, 1)

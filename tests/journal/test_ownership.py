@@ -6,10 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.kills.launchers import in_child
 from tests.support.toy import open_toy
 from tranlogs.base.errors import RunInUse, RunLost, UsageError
 from tranlogs.journal import read_owner
@@ -39,10 +41,10 @@ except RunInUse as error:
 SAY = TAKE.replace("error.host, error.pid", "error")
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def holder(*arguments: object, by: Sequence[str] = (sys.executable, "-c")) -> subprocess.Popen[str]:
+    """Start a process that holds a lock; it ends with its stdin."""
+    command = [*by, HOLD, *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
@@ -53,23 +55,9 @@ def take_elsewhere(folder: Path) -> str:
     return subprocess.run([sys.executable, "-c", TAKE, str(folder)], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def end(process: subprocess.Popen[str], *, kill: bool) -> None:
-    if kill:
-        process.kill()
-    process.communicate("\n")
-
-
-def test_a_second_trainer_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
-    trainer = open_toy(tmp_path, sizes=(10,))
-    trainer.recover()
-    trainer.train(3)
-    with pytest.raises(RunInUse) as caught:
-        open_toy(tmp_path, sizes=(10,))
-    assert (caught.value.host, caught.value.pid) == (socket.gethostname(), os.getpid())
-    assert take_elsewhere(tmp_path / "rank0") == f"{socket.gethostname()} {os.getpid()}"
-    trainer.train(5)
-    assert trainer.journal.committed == 5
-    trainer.journal.close()
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
 
 
 def test_a_damaged_note_of_the_owner_does_no_harm(tmp_path: Path) -> None:
@@ -91,29 +79,14 @@ def test_a_damaged_note_of_the_owner_does_no_harm(tmp_path: Path) -> None:
         assert (found.pid, found.is_alive) == (process.pid, True)  # the kernel knows
         with pytest.raises(RunInUse, match=f"process {process.pid} on host"):
             OwnerLock(tmp_path)
-    end(process, kill=True)
+    kill(process)
     OwnerLock(tmp_path).release()
 
 
-def in_child(work: object) -> bool:
-    """Run in a forked child; whether it returned True."""
-    assert callable(work)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            status = 0 if work() else 1
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def refused(folder: Path, role: str = "owner") -> bool:
-    try:
+def demand_refused(folder: Path, role: str = "owner") -> None:
+    with pytest.raises(RunInUse) as caught:
         OwnerLock(folder, role)
-    except RunInUse as error:
-        return error.pid == os.getppid()
-    return False
+    assert caught.value.pid == os.getppid()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -122,17 +95,17 @@ def test_a_forked_child_logs_nothing_and_closing_there_takes_nothing_away(tmp_pa
     trainer.recover()
     trainer.train(3)
 
-    def child() -> bool:
+    def child() -> None:
         journal = trainer.journal
         record = journal.begin_step(Payload.of([]))
         journal.commit_step(record, {})
         journal.append_image(Payload.of([]), {})
         journal.boundary({}, trainer.state.snapshot, checkpoint=True)
-        logged = journal.checkpoint(trainer.state.snapshot(), wait=True)
+        has_logged = journal.checkpoint(trainer.state.snapshot(), wait=True)
         journal.close()
-        return record is None and not logged and not journal.is_writer
+        assert (record, has_logged, journal.is_writer) == (None, False, False)
 
-    assert in_child(child)
+    assert in_child(child) == 0
     assert take_elsewhere(tmp_path / "rank0") != "taken"
     trainer.train(6)
     trainer.journal.close()
@@ -152,10 +125,8 @@ def test_a_folder_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
 def test_the_first_process_of_another_container_is_not_taken_for_this_one(tmp_path: Path) -> None:
     """Both have the number 1, and the host's name."""
     container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c"]
-    first = subprocess.Popen([*container, HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    first = holder(tmp_path, by=container)
     try:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "held\n"
         second = subprocess.run([*container, SAY, str(tmp_path)], capture_output=True, text=True, check=True)
         assert f"process 1 on host {socket.gethostname()} (in another container) writes this run" in second.stdout
     finally:
@@ -185,20 +156,16 @@ def test_the_other_roles_keep_their_lock_and_notice_its_loss(tmp_path: Path) -> 
     (tmp_path / f"{role}.lock").open("rb").close()
     with pytest.raises(RunInUse):
         OwnerLock(tmp_path, role)
-    assert in_child(lambda: refused(tmp_path, role))
+    assert in_child(lambda: demand_refused(tmp_path, role)) == 0
     (tmp_path / f"{role}.lock").unlink()
     lock.keep()
-    assert in_child(lambda: refused(tmp_path, role))
+    assert in_child(lambda: demand_refused(tmp_path, role)) == 0
     (tmp_path / f"{role}.lock").unlink()
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path), role], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    process = holder(tmp_path, role)
     with pytest.raises(RunLost, match=f"process {process.pid} on host"):
         lock.keep()
     lock.release()
     found = read_owner(tmp_path, role)
     assert found is not None
     assert (found.pid, found.is_alive) == (process.pid, True)
-    end(process, kill=True)
+    kill(process)

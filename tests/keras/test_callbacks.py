@@ -125,6 +125,7 @@ def test_a_finished_run_trains_nothing_and_more_epochs_go_on(torch: Lab, tmp_pat
     assert again.differences(first) == []
     again.heard.demand_end()
     more = run_whole(torch, "fits:fit", tmp_path / "run", epochs=3, **about)
+    assert (more.exact, more.recheck) == (True, ""), "a fit that is over is not computed again"
     assert more.differences(run_whole(torch, "fits:fit", tmp_path / "whole", epochs=3, **about)) == []
 
 
@@ -160,10 +161,3 @@ def test_callbacks_that_a_script_drops_and_adds_are_not_compared(torch: Lab, tmp
 def test_without_a_recheck_recovery_lands_on_the_newest_boundary(torch: Lab, tmp_path: Path) -> None:
     found = resume_killed(torch, "fits:fit", tmp_path, [["batch", 6]], options={"recheck": False})
     assert (found.exact, found.recheck, found.step) == (True, "", 5)
-
-
-def test_a_fit_that_is_over_is_not_computed_again(torch: Lab, tmp_path: Path) -> None:
-    found = resume_killed(torch, "fits:fit", tmp_path, [["end", 1]])
-    assert found.recheck == "equal", "killed before its end was recorded"
-    found = run_whole(torch, "fits:fit", tmp_path / "killed", epochs=4)
-    assert (found.exact, found.recheck, found.step) == (True, "", 30)

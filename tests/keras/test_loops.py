@@ -219,8 +219,6 @@ def test_a_wrong_use_is_refused_with_what_to_do(torch: Lab, tmp_path: Path) -> N
         "tracked twice": "track(numbers=...): another object is tracked under this name already",
         "other variables": "which is no trainable variable of the model that was given with this optimizer",
         "no bound": "batches() outside of epochs() needs until=...",
-        "range": "optimizer.epochs(3, ...) yields the numbers from 0 on, and leaves finished epochs out. The numbers of",
-        "nested": "one loop of LoggedOptimizer runs inside another",
         "unbuilt": "Call the model once on a batch before the loop",
         "torch's given to Keras's": "Optimizers of torch.optim are logged by tranlogs_torch.LoggedOptimizer",
         "Keras's given to torch's": "got the Keras optimizer Adam. Optimizers of Keras are logged by tranlogs_keras",
@@ -241,21 +239,12 @@ def test_an_object_that_is_tracked_under_another_name_is_named(torch: Lab, tmp_p
         assert any(f"'{name}' was tracked by the run or is tracked now, and not both" in note for note in notes), notes
 
 
-def test_what_cannot_be_remembered_or_tracked_is_refused_by_its_path(torch: Lab, tmp_path: Path) -> None:
+def test_values_of_keras_that_cannot_be_remembered_are_refused_by_their_path(torch: Lab, tmp_path: Path) -> None:
+    """Other values are those of tests/torch/loops/test_remember.py."""
     words = [
-        "state.replay[1]['fn'] is a function, which cannot be stored",
-        "state.x['a'][0] contains itself",
-        "state.x[0] is too much: remembered values may take 64 MiB",
         "state.layer is a Dense, which has variables. Track it",
         "state.seeds[0] is a SeedGenerator, which has variables. Track it",
-        "track['best']['a'][0] contains itself",
         "remember() must come before recover()",
     ]
     found = torch.value("loops.values", run=str(tmp_path / "run"))
     assert [text.partition(": ")[2][: len(word)] for text, word in zip(found, words, strict=True)] == words
-
-
-def test_the_report_of_a_new_run_says_what_it_writes(torch: Lab, tmp_path: Path) -> None:
-    begun = torch.value("loops.begin", run=str(tmp_path))
-    assert begun.startswith("fresh run: step 0 (if gradients are cheap enough, about ")
-    assert " KiB of log a step; next checkpoint after 4 steps (" in begun

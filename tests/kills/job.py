@@ -37,7 +37,7 @@ from tests.public.words import listening
 from tranlogs.training.restarts import script_frames
 
 # What a script has of the harness is not its own: its counters are not named as values that start over.
-script_frames.OURS.update(("tests.kills", "tests.support", "tests.torch.lab", "tests.public.keras.proof"))
+script_frames.OURS.update(("tests.kills", "tests.support", "tests.torch.lab"))
 script_frames.OURS.update(("tests.keras.lab", "tests.public.torch.test_scripts"))
 
 Script = Callable[["Job"], None]

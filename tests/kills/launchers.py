@@ -53,11 +53,9 @@ class Fork:
         self.job = job
 
     def run(self, start: Start) -> int:
-        """Run one life to its end; return its exit status."""
         return in_child(start.live)
 
     def folders(self, folder: Path) -> list[Path]:
-        """Return the folder: a life is one process."""
         return [folder]
 
     def said(self) -> str:
@@ -144,17 +142,14 @@ class Server:
         self._lab, self._output = lab, ""
 
     def run(self, start: Start) -> int:
-        """Run one life to its end; return its exit status."""
         ended = self._lab.run("tests.kills.job.live", start=str(_written(start)))
         self._output = ended.output
         return int(ended.code)
 
     def folders(self, folder: Path) -> list[Path]:
-        """Return the folder: a life is one process."""
         return [folder]
 
     def said(self) -> str:
-        """Return the end of what the last life printed."""
         return self._output[-6000:]
 
 
@@ -174,18 +169,16 @@ class Torchrun:
     def run(self, start: Start) -> int:
         """Run one life to its end; return the status of the process that was to die, else that of the group."""
         before = _deaths(self.folders(start.folder))
-        job = {"world": self.world, "restarts": 0, "is_alone": False, "function": "tests.kills.job.live"}
+        job = {"world": self.world, "restarts": 0, "function": "tests.kills.job.live"}
         failure = GroupLauncher.ask(self._launcher, job | {"arguments": {"start": str(_written(start))}})
         if not failure:
             return 0
         return -signal.SIGKILL if _deaths(self.folders(start.folder)) > before else 1
 
     def folders(self, folder: Path) -> list[Path]:
-        """Return the folder of each rank."""
         return [folder / f"rank{rank}" for rank in range(self.world)]
 
     def said(self) -> str:
-        """Return the end of what the last life printed."""
         return self._launcher.said()[-6000:]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import campaign
 from tests.support.record_rows import packed_head
-from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX
+from tranlogs.base.config import META_BYTES_MAX
 from tranlogs.base.types import ITEMSIZE, TensorSpec
 from tranlogs.encoding import tree
 from tranlogs.log.layout import (
@@ -23,12 +23,10 @@ from tranlogs.log.layout import (
     unpack_layout,
 )
 from tranlogs.log.record_format import (
-    ALIGNMENT,
     HEAD,
     Description,
     RecordKind,
     checksum_of,
-    digest,
     pack_description,
     unpack_description,
     unpack_head,
@@ -37,26 +35,7 @@ from tranlogs.log.record_format import (
 U64 = st.integers(0, (1 << 64) - 1)
 
 
-kinds = st.sampled_from(list(RecordKind))
-
-
 sections = st.binary(max_size=40)
-
-
-@given(U64, U64, U64, kinds, U64, st.binary(max_size=100), U64)
-def test_a_head_comes_back(
-    segment_id: int, sequence: int, step: int, kind: RecordKind, payload_bytes: int, description: bytes, chain: int
-) -> None:
-    raw = packed_head(segment_id, sequence, step, kind, payload_bytes, description, chain)
-    head = unpack_head(raw)
-    assert len(raw) == HEAD.size == ALIGNMENT
-    assert head is not None
-    assert (head.segment_id, head.sequence, head.step, head.kind) == (segment_id, sequence, step, kind)
-    assert (head.payload_bytes, head.description_bytes) == (payload_bytes, len(description))
-    assert (head.description_sum, head.version) == (checksum_of(description), FORMAT_VERSION)
-    assert (head.chain, head.digest) == (chain, digest(raw))
-    assert unpack_head(bytes(7) + raw + description, 7) == head
-    assert unpack_head(raw[:-1]) is None
 
 
 @pytest.mark.parametrize("byte", range(HEAD.size))

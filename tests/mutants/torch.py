@@ -31,7 +31,7 @@ CAPTURE: tuple[Mutant, ...] = (
         "integrations/tranlogs_torch/loops/landed_state.py",
         "isinstance(value, torch.Tensor) and value.layout is torch.strided:",
         "isinstance(value, torch.Tensor):",
-        ("tests/torch/replay/test_exact_matrix.py::test_sparse_momentum_comes_back_to_the_bit",),
+        ("tests/torch/replay/test_exact_matrix.py::test_other_scripts_come_back_to_the_bit[sparse momentum]",),
     ),
     Mutant(
         "a hyper-parameter that is written in place is not copied again",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -80,9 +79,9 @@ class Browser:
         os.close(self._read)
         self._folder.cleanup()
 
-    def look(self, *, width: int = 1100, height: int = 900, is_dark: bool = False, scale: float = 1.0) -> None:
-        """The size of the window in CSS pixels, and the colours that its user prefers."""
-        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
+    def look(self, *, width: int = 1100, is_dark: bool = False) -> None:
+        """The width of the window in CSS pixels, and the colours that its user prefers."""
+        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1.0, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -110,13 +109,6 @@ class Browser:
             except RuntimeError as error:  # the page went away under the question: ask the next one
                 if "context" not in str(error) and "navigat" not in str(error):
                     raise
-
-    def picture(self) -> bytes:
-        """The whole page as PNG."""
-        size = self.value("({width: innerWidth, height: document.documentElement.scrollHeight})")
-        clip = {"x": 0, "y": 0, **size, "scale": 1}
-        shot = self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        return base64.b64decode(shot["data"])
 
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

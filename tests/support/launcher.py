@@ -55,11 +55,10 @@ class Launcher:
             start_new_session=True,
         )
 
-    def ask(self, job: dict[str, Any], *, goes_on: bool = False) -> str:
-        """Run a job; says what went wrong. What an earlier one said is kept if it goes on with that."""
-        if not goes_on:
-            self._errors.truncate(0)
-            self._errors.seek(0)
+    def ask(self, job: dict[str, Any]) -> str:
+        """Run a job; says what went wrong."""
+        self._errors.truncate(0)
+        self._errors.seek(0)
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None

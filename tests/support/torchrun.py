@@ -2,9 +2,9 @@
 
     python -m tests.support.torchrun MODULE ...     # modules that the server imports
 
-A line of JSON on stdin is a job: {"world", "restarts", "is_alone", "function", "arguments"}; the answer on stdout says how it
-ended. torchrun's agent starts the processes, and starts all of them again when one has died; one that is alone is started
-again by hand, without an agent. The environment is the one that docs/many-processes.md asks for.
+A line of JSON on stdin is a job: {"world", "restarts", "function", "arguments"}; the answer on stdout says how it ended.
+torchrun's agent starts the processes, and starts all of them again when one has died. The environment is the one that
+docs/many-processes.md asks for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import uuid
 from typing import Any
@@ -23,30 +22,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 _PRELOADED = ["torch", "torch._dynamo"]
 
 
-def call(function: str, attempt: int | None, arguments: dict[str, Any]) -> None:
+def call(function: str, arguments: dict[str, Any]) -> None:
     """Call a function in a process of its own, with the number of this start."""
     import torch
 
     torch.set_num_threads(1)
-    if attempt is None:
-        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     module, _, name = function.rpartition(".")
     getattr(importlib.import_module(module), name)(attempt=attempt, **arguments)
-
-
-def alone(job: dict[str, Any]) -> str:
-    """Run a job in one process, and again as often as it is killed; says what went wrong."""
-    for attempt in range(job["restarts"] + 1):
-        process = multiprocessing.get_context("forkserver").Process(
-            target=call, args=(job["function"], attempt, job["arguments"])
-        )
-        process.start()
-        process.join()
-        if process.exitcode == 0:
-            return "" if attempt == job["restarts"] else f"killed {attempt} times, not {job['restarts']}"
-        if process.exitcode != -signal.SIGKILL:
-            return f"exit code {process.exitcode}"
-    return "killed once too often"
 
 
 def together(job: dict[str, Any]) -> str:
@@ -63,7 +46,7 @@ def together(job: dict[str, Any]) -> str:
         start_method="forkserver",
     )
     try:
-        elastic_launch(config, call)(job["function"], None, job["arguments"])
+        elastic_launch(config, call)(job["function"], job["arguments"])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -75,7 +58,7 @@ def main(modules: list[str]) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
     for line in sys.stdin:
         job = json.loads(line)
-        failure = alone(job) if job["is_alone"] else together(job)
+        failure = together(job)
         print(json.dumps({"failure": failure}), file=answers, flush=True)
 
 

@@ -39,6 +39,7 @@ class Attempt(Job):
         self.die_at = die_at
         self.ticks, self._clock = 0, iter(range(1, 1 << 62))
         self.seen: dict[int, int] = {}
+        self._outcome: Outcome | None = None
 
     def start(self, optimizer: Any, /, **tracked: Any) -> None:
         """Track and recover."""
@@ -66,6 +67,14 @@ class Attempt(Job):
         before = self.reports[0].batch if self.reports else 0
         self.saw(max(self.seen, default=before - 1) + 1, batch)
 
+    def end(self) -> None:
+        """Fix the outcome as it is now: the random states of the process are those of the next attempt soon."""
+        self._outcome = super().outcome()
+
+    def outcome(self) -> Outcome:
+        """Return all that is compared: as it was at the end, or else as it is now."""
+        return super().outcome() if self._outcome is None else self._outcome
+
     def tick(self) -> None:
         """A place of the body where the process can die."""
         self.ticks = next(self._clock)  # a loop that ticks is to carry nothing of its own that is named
@@ -77,6 +86,7 @@ def uninterrupted(script: Script) -> Attempt:
     """Run a script without TranLogs."""
     attempt = Attempt()
     script(attempt)
+    attempt.end()
     return attempt
 
 

@@ -162,27 +162,6 @@ def hooked(attempt: Attempt, *, when: str) -> None:
         handle.remove()
 
 
-def scaled(attempt: Attempt) -> None:
-    """float16-like training on the CPU: steps are skipped for infinite gradients; old ones lie about at the boundary."""
-    model = small()
-    optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
-    scheduler, overflows = lr_scheduler.StepLR(optimizer, 3, 0.9), (4, 5, 9)
-    attempt.start(optimizer, scaler=scaler, scheduler=scheduler)
-    for number in optimizer.steps(14, stateless=True):
-        attempt.tick()
-        optimizer.zero_grad()
-        loss = model(torch.full((3, 4), 0.1 * number)).square().sum()
-        scaler.scale(loss * float("inf") if number in overflows else loss).backward()
-        scaler.step(optimizer)
-        attempt.tick()
-        scaler.update()
-        if number not in overflows:
-            scheduler.step()
-    attempt.keep(model=model, optimizer=optimizer, scaler=scaler)
-    optimizer.close()
-
-
 class Noisy(torch.optim.SGD):
     """An optimizer whose step takes an argument besides the closure."""
 
@@ -250,12 +229,11 @@ def clipped_crosswise(attempt: Attempt) -> None:
     [
         pytest.param(partial(hooked, when="early"), (5,), id="hooks"),
         pytest.param(partial(hooked, when="late"), (7,), id="hooks registered right before a step"),
-        pytest.param(scaled, (12, 5), id="scaler, killed where steps are skipped"),
         pytest.param(with_arguments, (9,), id="arguments of a step"),
     ],
 )
 def test_script_comes_back_to_the_bit(script: Callable[[Attempt], None], die_at: tuple[int, ...], tmp_path: Path) -> None:
-    """What hooks do is in the log and not done twice, a skipped step is not lost, arguments reach the optimizer."""
+    """What hooks do is in the log and not done twice, arguments reach the optimizer."""
     prove_exact(script, tmp_path / "run", die_at, checkpoint_every=1000)
 
 

@@ -89,19 +89,6 @@ def test_list_of_anything_else_is_stored_item_by_item(item: Any) -> None:
     assert lists.store(values[:-1]) is None, "a short one, too"
 
 
-def test_blocks_that_are_full_stay_the_arrays_that_they_are() -> None:
-    lists = NumberLists()
-    values = [float(i) for i in range(BLOCK * 33 + 5)]
-    first = lists.store(values)
-    values += [float(i) for i in range(BLOCK)]
-    second = lists.store(values)
-    assert first is not None
-    assert second is not None
-    assert [len(block) // BLOCK for block in second[3]] == [16, 16, 1, 1]
-    assert all(a is b for a, b in zip(first[3], second[3], strict=False))
-    assert restored(first) == values[: BLOCK * 33 + 5], "what was stored before does not change"
-
-
 def test_a_boundary_has_few_blocks_and_few_bytes_of_its_own_however_long_the_list_is() -> None:
     lists, values, seen, written = NumberLists(), [0.5] * BLOCK, set[bytes](), 0
     for number in range(BLOCK * 20):

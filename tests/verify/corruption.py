@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from tests.kills.launchers import in_child
 from tests.support import damage
 from tests.support.toy import ToyState, ToyTrainer, open_toy
 from tests.support.verify import problems_of
@@ -129,18 +130,14 @@ def _keeping_log(run: Path, trainer: ToyTrainer) -> Callable[[int], None]:
 
 
 def _in_child(run: Path, work: Callable[[ToyTrainer], object], step: int | None = None) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            trainer = open_run(run)
-            trainer.recover(step)
-            work(trainer)
-            trainer.journal.wait_checkpoint()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+    def live() -> None:
+        trainer = open_run(run)
+        trainer.recover(step)
+        work(trainer)
+        trainer.journal.wait_checkpoint()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(live) == -signal.SIGKILL
 
 
 class Base:
@@ -478,9 +475,6 @@ _IS_BIG = 1  # flag of a node whose value lies in overflow pages
 
 
 Regions = dict[str, list[damage.Span]]
-
-
-_IS_BIG = 1  # flag of a node whose value lies in overflow pages
 
 
 def segment_regions(path: Path, locations: Sequence[Location]) -> Regions:

@@ -82,13 +82,6 @@ class Cluster:
             process.kill()
         self._processes.clear()
 
-    def wipe(self) -> None:
-        """Delete all that the cluster keeps but the under-store. Nothing of it may run."""
-        assert not self._processes, "the cluster runs"
-        for path in self.home.iterdir():
-            if path != self.under_store:
-                shutil.rmtree(path)
-
     def __enter__(self) -> Cluster:
         try:
             return self.start()

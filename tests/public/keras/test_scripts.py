@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,14 @@ import pytest
 
 from tests.keras.conftest import missing
 from tests.keras.lab import Lab
-from tests.keras.proof import Place, prove_exact
+from tests.keras.proof import Place, prove_exact, run_whole
+from tests.kills.job import Death
+from tests.kills.judge import killed
+from tests.kills.launchers import Server
 from tests.support import campaign
-from tests.support.examples import UNPROVEN, printed, shortened
+from tests.support.examples import shortened
+from tranlogs.training import describe_not_computed
+from tranlogs.training.recheck_messages import NOTHING_RECORDED
 
 pytestmark = pytest.mark.crash
 
@@ -37,9 +43,6 @@ def test_a_killed_script_ends_as_the_one_that_nobody_killed(
     assert any(line.startswith("Epoch ") for line in last.printed), "the script prints its epochs"
 
 
-_LIVE = "tests.public.keras.examples.live"
-
-
 @pytest.mark.parametrize(
     ("backend", "name", "constants", "lines"),
     [("torch", "keras_callbacks", {"EPOCHS": 4}, 2), campaign.in_soak("tensorflow", "keras_tape", {"EPOCHS": 2}, 3)],
@@ -48,17 +51,28 @@ _LIVE = "tests.public.keras.examples.live"
 def test_a_killed_example_ends_with_the_bits_and_the_lines_of_its_twin(
     backend: Lab, name: str, constants: dict[str, int], lines: int, tmp_path: Path
 ) -> None:
-    arguments: dict[str, Any] = {"file": str(shortened(name, tmp_path, **constants))}
-    twin = backend.value(_LIVE, **arguments, folder=str(tmp_path / "twin"), lines=None, calls=0)
-    draw, killed = random.Random(f"{name} {campaign.seed()}"), tmp_path / "killed"
-    calls = int(30_000 ** draw.random())
-    ended = backend.run(_LIVE, **arguments, folder=str(killed), lines=lines, calls=calls)
-    assert ended.was_killed, f"seed {campaign.seed()}: {ended.output}"
-    last = backend.value(_LIVE, **arguments, folder=str(killed), lines=None, calls=0)
-    assert last["state"] == twin["state"], f"seed {campaign.seed()}"
-    assert last["others"] == twin["others"]
-    assert printed(killed) == printed(tmp_path / "twin"), f"seed {campaign.seed()}"
-    assert (last["exact"], last["notes"]) in ((True, []), (None, [UNPROVEN]))
-    assert last["lines"] < twin["lines"], "it began anew"
-    for table in (tmp_path / "twin").glob("runs/*.csv"):
-        assert (killed / "runs" / table.name).read_text() == table.read_text()
+    script, file, folder = (
+        "tests.public.keras.scripts.of_docs:example",
+        shortened(name, tmp_path, **constants),
+        tmp_path / "killed",
+    )
+    about: dict[str, Any] = {"is_logged": False, "file": str(file)}  # it logs by itself
+    twin = run_whole(backend, script, tmp_path / "twin", **about)
+    draw, launcher = random.Random(f"{name} {campaign.seed()}"), Server(backend)
+    death = Death("epoch ", number=lines, calls=int(30_000 ** draw.random()))
+    status = killed(script, folder, death, launcher=launcher, arguments={"file": str(file)})
+    assert status == -signal.SIGKILL, f"{death}: {launcher.said()}"
+    before = len((folder / "printed").read_text().splitlines())
+    last = run_whole(backend, script, folder, **about)
+    for what in ("model", "optimizer", "state"):
+        assert last.of(what) == twin.of(what), death
+    told, again, wanted = (
+        [line for line in printed if line.startswith(("epoch ", "done:"))]
+        for printed in (last.printed, last.printed[before:], twin.printed)
+    )
+    assert set(told) == set(wanted), death
+    unproven = describe_not_computed(NOTHING_RECORDED)  # the kill came right behind a checkpoint
+    assert (last.exact, last.notes) in ((True, []), (None, [unproven]))
+    assert len(again) < len(wanted), "it began anew"
+    tables = [path for path in twin.files if path.endswith(".csv")]
+    assert [last.files[path] for path in tables] == [twin.files[path] for path in tables]

@@ -14,13 +14,14 @@ import torch
 
 from tests.support.campaign import few
 from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
+from tests.torch.nets import seed
 from tranlogs.base.errors import UsageError
 
 Body = Callable[[torch.Tensor], None]
 
 
 def begin(attempt: Attempt) -> tuple[Any, Any, Any, Body]:
-    torch.manual_seed(0)
+    seed()
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
     loader = torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True)
     optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from tests.support import campaign
 from tests.torch.lab import Attempt, differences, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, split
+from tests.torch.scripts import Make, accumulating, adversarial, ordinary, split
 from tranlogs_torch.replay import gradient_reader
 
 BATCHES = 9
@@ -160,28 +160,6 @@ def odd_gradients(
     optimizer.close()
 
 
-def growing(attempt: Attempt) -> None:
-    """Layers are unfrozen, and their group is added, in the middle of the run."""
-    seed()
-    model = Mixed()
-    model.hidden.requires_grad_(False)
-    first = [p for name, p in model.named_parameters() if not name.startswith("hidden")]
-    optimizer = attempt.wrap(torch.optim.AdamW(first, lr=0.01), model)
-    loader = tokens()
-    attempt.start(optimizer, loader=loader)
-    for number, batch in numbered(optimizer, optimizer.batches(loader, BATCHES)):
-        if number == 4:
-            model.hidden.requires_grad_(True)
-            optimizer.add_param_group({"params": list(model.hidden.parameters()), "lr": 0.05})
-        loss_of(model, batch).backward()
-        attempt.tick()
-        optimizer.step()
-        optimizer.zero_grad()
-        attempt.tick()
-    attempt.keep(model=model, optimizer=optimizer, trains=[p.requires_grad for p in model.parameters()])
-    optimizer.close()
-
-
 def adam_of_tensors(model: nn.Module) -> torch.optim.Optimizer:
     betas = (torch.tensor(0.9), torch.tensor(0.99))
     return torch.optim.Adam(split(model), lr=torch.tensor(0.01), betas=betas, foreach=False)
@@ -208,6 +186,8 @@ CASES: dict[str, tuple[Callable[[Attempt], None], tuple[int, ...]]] = {
     # With set_to_none=False a parameter without a gradient decays on; after recovery, too.
     "gradients of zero are not none": (partial(ordinary, optimizer_of=of_table("Adam", "single"), set_to_none=False), DIE_AT),
     "several optimizers": (adversarial, (15, 17)),
+    # The buffer is a sparse, uncoalesced tensor; it is compared with that of the script before the loop, like the others.
+    "sparse momentum": (partial(ordinary, optimizer_of=of_table("SGD momentum", "single"), sparse=True), DIE_AT),
 }
 
 
@@ -216,12 +196,6 @@ CASES: dict[str, tuple[Callable[[Attempt], None], tuple[int, ...]]] = {
 def test_other_scripts_come_back_to_the_bit(name: str, tmp_path: Path) -> None:
     script, die_at = CASES[name]
     prove_exact(script, tmp_path / "run", die_at)
-
-
-def test_sparse_momentum_comes_back_to_the_bit(tmp_path: Path) -> None:
-    """The buffer is a sparse, uncoalesced tensor; it is compared with that of the script before the loop, like the others."""
-    script = partial(ordinary, optimizer_of=of_table("SGD momentum", "single"), sparse=True)
-    prove_exact(script, tmp_path / "run", DIE_AT)
 
 
 @pytest.mark.parametrize("search", ["strong_wolfe", campaign.in_soak(None)])
@@ -303,10 +277,3 @@ def test_schedulers_come_back_with_the_values_they_wrote(tmp_path: Path) -> None
         first.close()
 
     prove_exact(script, tmp_path / "run", DIE_AT)
-
-
-@pytest.mark.parametrize("every", [7, 1000])
-def test_group_added_in_the_middle_comes_back_by_itself(every: int, tmp_path: Path) -> None:
-    """From a checkpoint that has it, and from one that lacks it."""
-    last = prove_exact(growing, tmp_path / "run", (15, 5), checkpoint_every=every)
-    assert last.reports[0].step > 5

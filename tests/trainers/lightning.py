@@ -9,19 +9,21 @@ import os
 import random
 import warnings
 from collections import defaultdict, deque
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.trainers.common import Killer, plain, randomness, tensors
+from tests.kills.pytorch import Job
+from tests.trainers.common import said_of, tell
+from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
 
 KEPT = {"seen", "curve", "training_step_outputs", "_newest", "_of_digit", "mean", "tally"}
 BATCHES = 7  # an epoch, on each process
@@ -43,7 +45,7 @@ def noisy(samples: list[Any]) -> list[torch.Tensor]:
 
 
 class Digits(pl.LightningModule):
-    killer = Killer(None, 0)  # of the class: it is no state of a training
+    job: Job  # of the class: it is no state of a training
 
     def __init__(self, mode: str, schedule: str, averages: bool) -> None:
         super().__init__()
@@ -54,7 +56,7 @@ class Digits(pl.LightningModule):
         self.weight, self.steps = 1.0, 0
 
     def training_step(self, batch: Any, i: int) -> Any:
-        self.killer.at("batch", self.trainer.fit_loop.epoch_loop.batch_progress.total.ready - 1)
+        self.job.at(f"batch {self.trainer.fit_loop.epoch_loop.batch_progress.total.ready - 1}")
         self.steps += 1
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1]) * self.weight / (1 + self.steps % 3)
         self.seen.append([self.current_epoch, i, self.global_step])
@@ -71,18 +73,18 @@ class Digits(pl.LightningModule):
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        self.killer.at("step", self.global_step)
+        self.job.at(f"step {self.global_step}")
 
     def on_train_epoch_start(self) -> None:
         torch.rand(1)
         self.weight = 0.5**self.current_epoch  # not called again amid an epoch
 
     def validation_step(self, batch: Any, i: int) -> None:
-        self.killer.at("validation", self.global_step)
+        self.job.at(f"validation {self.global_step}")
         self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]) + 0 * random.random(), sync_dist=True)
 
     def on_train_epoch_end(self) -> None:
-        self.killer.at("epoch end", self.current_epoch)
+        self.job.at(f"epoch end {self.current_epoch}")
 
     def configure_optimizers(self) -> Any:
         if self.mode == "two":
@@ -174,119 +176,76 @@ class Counts(Callback):  # type: ignore[misc]
 ended: list[int] = []
 
 
+QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+
+
 def train(
-    attempt: int,
-    run: str | None,
-    folder: str,
-    kills: list[Any] | None = None,
+    job: Job,
     *,
+    kind: type[Digits] = Digits,
     mode: str = "automatic",
     schedule: str = "step",
     data: str = "shuffled",
-    patience: int = 0,
     averages: bool = False,
     saves: bool = False,
-    scheduled: bool = False,
-    keeps: bool = False,
-    counts: bool = False,
-    kind: str = "Digits",
+    beside: tuple[Callable[[], Callback], ...] = (),
     **arguments: Any,
-) -> dict[str, Any]:
-    """Train to the end; what came out."""
+) -> None:
+    """Train to the end; `beside` makes further callbacks."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     pl.seed_everything(3, verbose=False)
-    Digits.killer = Killer(kills, attempt)
-    model = globals()[kind](mode, schedule, averages)
-    callbacks: list[Any] = []
-    if patience:
-        callbacks.append(EarlyStopping("val_loss", patience=patience, min_delta=0.2))
-    if scheduled:
-        callbacks.append(GradientAccumulationScheduler({0: 1, 1: 3}))
-    if keeps:
-        callbacks.append(Keeps())
-    if counts:
-        callbacks.append(Counts())
+    Digits.job = job
+    model = kind(mode, schedule, averages)
+    callbacks = [make() for make in beside]
     if saves:
-        callbacks.append(ModelCheckpoint(folder, monitor="val_loss", save_top_k=2))
-    callback: Any = None
-    if run is not None:
-        from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
-
-        callback = TranLogsLightningCallback(run, checkpoint_every=5, durability="process", segment_bytes=1 << 20)
+        callbacks.append(ModelCheckpoint(job.folder / "saved", monitor="val_loss", save_top_k=2))
+    if job.run is not None:
+        callback = TranLogsLightningCallback(str(job.run), **job.settings)
+        job.watch(lambda: callback.report)
         callbacks.append(callback)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world,
-        logger=False,
-        enable_checkpointing=saves,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-        **({"max_epochs": 3} | arguments),
-    )
+    settings = QUIET | {"devices": world, "logger": False, "enable_checkpointing": saves, "max_epochs": 3}
+    trainer = pl.Trainer(callbacks=callbacks, **settings | arguments)
     trainer.fit(model, *loaders(data, world))
-    parts = [tensors(model, optimizer) for optimizer in trainer.optimizers]
-    found = {
-        "weights and state": parts,
-        "rng": randomness(),
-        "global_step": trainer.global_step,
-        "epoch": trainer.current_epoch,
-        "schedulers": [plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
-        "counters": [c.wait_count for c in callbacks if isinstance(c, EarlyStopping)],
-        "best": [plain(c.best_model_score) for c in callbacks if isinstance(c, ModelCheckpoint)],
-        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
-        "last": model.seen[-1:],
-        "kept": plain([(name, kept) for name, kept in sorted(vars(model).items()) if name in KEPT]),
-        "loops": trainer.fit_loop.state_dict(),
-    }
-    if callback is not None:
-        report = callback.report
-        found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
-        found["report"] |= {"recheck": report.recheck, "rechecked": report.rechecked}
-    return found
+    job.keep(model=model, **{f"optimizer {number}": one for number, one in enumerate(trainer.optimizers)})
+    job.keep(schedulers=[config.scheduler.state_dict() for config in trainer.lr_scheduler_configs])
+    job.keep(progress=[trainer.global_step, trainer.current_epoch], loops=trainer.fit_loop.state_dict(), last=model.seen[-1:])
+    job.keep(counters=[one.wait_count for one in callbacks if isinstance(one, EarlyStopping)])
+    job.keep(best=[one.best_model_score for one in callbacks if isinstance(one, ModelCheckpoint)])
+    job.keep(metrics={name: value.item() for name, value in trainer.callback_metrics.items()})
+    job.keep(kept=repr([(name, kept) for name, kept in sorted(vars(model).items()) if name in KEPT]))
 
 
-def told(attempt: int, run: str | None, folder: str, kills: list[Any]) -> dict[str, Any]:
-    """Train with Lightning's own folders and logger; what was said by Lightning and TranLogs, and the checkpoints."""
+def told(job: Job) -> None:
+    """Train with Lightning's own folders and logger; tell what was said by Lightning and TranLogs, and the checkpoints."""
     lines: list[str] = []
     root = logging.getLogger("lightning.pytorch")
     root.propagate, root.handlers = False, [_Lines(lines)]
     logging.getLogger("tranlogs").addHandler(_Lines(lines))
-    Digits.killer = Killer(kills, attempt)
-    found: dict[str, Any] = {"lines": lines, "starts": []}
-    for _ in range(2 if run else 1):  # the second start finds a finished training
+    Digits.job, folder = job, job.folder / "output"
+    starts = []
+    for _ in range(2 if job.run else 1):  # the second start finds a finished training
         pl.seed_everything(3, verbose=False)
         best = ModelCheckpoint(monitor="val_loss", save_top_k=2)
         callbacks: list[Any] = [best]
-        if run:
-            from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
-
-            callbacks += [Keeps(), TranLogsLightningCallback(run, checkpoint_every=5, durability="process")]
+        if job.run:
+            callbacks += [Keeps(), TranLogsLightningCallback(str(job.run), checkpoint_every=5, durability="process")]
         out = io.StringIO()
         with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(out):
             warnings.simplefilter("always")
-            trainer = pl.Trainer(
-                accelerator="cpu",
-                logger=CSVLogger(folder),
-                default_root_dir=folder,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                callbacks=callbacks,
-                max_epochs=4,
-            )
-            trainer.fit(Digits("automatic", "step", False), *loaders())
-        found["starts"].append(out.getvalue())
-        found["end"] = callbacks[-1].report.end if run else None
+            settings = QUIET | {"logger": CSVLogger(folder), "default_root_dir": folder, "max_epochs": 4}
+            pl.Trainer(callbacks=callbacks, **settings).fit(Digits("automatic", "step", False), *loaders())
+        starts.append(out.getvalue())
         lines += [str(one.message) for one in caught]
-        found["checkpoints"] = {
+        checkpoints = {
             "best": {os.path.relpath(path, folder): float(score) for path, score in best.best_k_models.items()},
             "paths": [path and os.path.relpath(path, folder) for path in (best.best_model_path, best.kth_best_model_path)],
             "score": float(best.best_model_score),
-            "files": sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*.ckpt")),
+            "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*.ckpt")),
         }
-    return found
+    end = callbacks[-1].report.end if job.run else None
+    tell(job, lines=lines, starts=starts, checkpoints=checkpoints, end=end)
 
 
 class _Lines(logging.Handler):
@@ -298,46 +257,23 @@ class _Lines(logging.Handler):
         self._lines.append(record.getMessage())
 
 
-def refusals(attempt: int, folder: str) -> dict[str, str]:
+def refusals(job: Job) -> None:
     """What is refused, and in which words."""
-    from tranlogs.base.errors import TranLogsError
-    from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
-
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    found = {}
+    Digits.job, settings = job, QUIET | {"logger": False, "default_root_dir": job.files}
 
-    def said(name: str, others: int = 0, data: Any = None, **arguments: Any) -> None:
-        callbacks = [TranLogsLightningCallback(f"{folder}/{name}{number}") for number in range(1 + others)]
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            barebones=False,
-            max_steps=2,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=callbacks,
-        )
+    def said(name: str, others: int = 0, data: Any = None, **arguments: Any) -> str:
+        callbacks = [TranLogsLightningCallback(f"{job.run}/{name}{number}") for number in range(1 + others)]
+        trainer = pl.Trainer(callbacks=callbacks, max_steps=2, enable_checkpointing=False, **settings)
         try:
-            trainer.fit(Digits("automatic", "step", False), data or loaders()[0], **arguments)
-            found[name] = ""
-        except TranLogsError as error:
-            found[name] = str(error)
+            return said_of(lambda: trainer.fit(Digits("automatic", "step", False), data or loaders()[0], **arguments))
         finally:
             callbacks[0]._close()
 
-    said("two", others=1)
-    said("two loaders", data=[loaders()[0], loaders()[0]])
-    plain_trainer = pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        max_steps=1,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    plain_trainer.fit(Digits("automatic", "step", False), loaders()[0])
-    plain_trainer.save_checkpoint(f"{folder}/own.ckpt")
-    said("checkpoint", ckpt_path=f"{folder}/own.ckpt", weights_only=False)
-    return found
+    plain = pl.Trainer(max_steps=1, **settings)
+    plain.fit(Digits("automatic", "step", False), loaders()[0])
+    plain.save_checkpoint("own.ckpt")
+    two_loaders = said("two loaders", data=[loaders()[0], loaders()[0]])
+    checkpoint = said("checkpoint", ckpt_path="own.ckpt", weights_only=False)
+    tell(job, **{"two": said("two", others=1), "two loaders": two_loaders, "checkpoint": checkpoint})

@@ -15,7 +15,9 @@ import transformers
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from tests.trainers.common import Killer, plain, randomness, rank, tensors, text
+from tests.kills.pytorch import Job
+from tests.trainers.common import said_of, tell, text
+from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
 
 WIDTH = 16
 SAMPLES = 25  # seven batches of four an epoch, the last one of one
@@ -83,33 +85,33 @@ class ForgetfulTrainer(Trainer):
 
 
 class Watch(TrainerCallback):
-    """Kills, draws random numbers where callbacks may, and keeps a count that it can tell."""
+    """Comes to the places where a life may end, and draws random numbers where callbacks may."""
 
-    def __init__(self, killer: Killer) -> None:
-        self._killer = killer
+    def __init__(self, job: Job) -> None:
+        self._job = job
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._killer.at("step", state.global_step)
+        self._job.at(f"step {state.global_step}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._killer.at("step end", state.global_step)
+        self._job.at(f"step end {state.global_step}")
         random.random()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._killer.at("evaluation", state.global_step)
+        self._job.at(f"evaluation {state.global_step}")
         np.random.rand()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._killer.at("save", state.global_step)
+        self._job.at(f"save {state.global_step}")
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         torch.rand(1)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._killer.at("epoch end", round(state.epoch))
+        self._job.at(f"epoch end {round(state.epoch)}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._killer.at("end", 0)
+        self._job.at("end")
 
 
 class Lengths(TrainerCallback):
@@ -134,134 +136,85 @@ class KeptLengths(Lengths, ExportableState):
 
 
 def made(
-    folder: str,
-    killer: Killer,
-    run: str | None,
-    *,
+    folder: Path | str,
+    *callbacks: TrainerCallback,
+    kind: type[Trainer] = Trainer,
     patience: int = 0,
-    kind: str = "Trainer",
-    counts: str = "",
+    counts: type[TrainerCallback] | None = None,
     **arguments: Any,
-) -> tuple[Trainer, Any]:
-    """A trainer, and the callback that logs it."""
+) -> Trainer:
+    """A trainer."""
     warnings.simplefilter("ignore")
     transformers.set_seed(1)
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=128, n_positions=WIDTH, bos_token_id=0, eos_token_id=0)
-    args = TrainingArguments(
-        folder,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        warmup_steps=4,
-        log_level="error",
-        **(
-            {
-                "num_train_epochs": 3,
-                "per_device_train_batch_size": 4,
-                "save_strategy": "no",
-                "logging_steps": 2,
-                "learning_rate": 3e-3,
-            }
-            | arguments
-        ),
-    )
-    callback: Any = None
-    callbacks: list[Any] = [Watch(killer)]
-    if patience:
-        callbacks.append(EarlyStoppingCallback(patience))
-    if counts:
-        callbacks.append(globals()[counts]())
-    if run is not None:
-        from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
-
-        options = {"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20}
-        callback = TranLogsTrainerCallback(run, **options)
-        callbacks.append(callback)
-    trainer = globals()[kind](
+    settings: dict[str, Any] = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "warmup_steps": 4, "log_level": "error"}
+    settings |= {"num_train_epochs": 3, "per_device_train_batch_size": 4, "save_strategy": "no", "logging_steps": 2}
+    beside = [EarlyStoppingCallback(patience)] if patience else []
+    return kind(
         GPT2LMHeadModel(config),
-        args,
+        TrainingArguments(str(folder), **settings | {"learning_rate": 3e-3} | arguments),
         train_dataset=Windows(0, SAMPLES),
         eval_dataset=Windows(SAMPLES, 9),
-        callbacks=callbacks,
+        callbacks=[*callbacks, *beside, *([counts()] if counts else [])],
         data_collator=noisy,
     )
-    return trainer, callback
 
 
-def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = None, **arguments: Any) -> dict[str, Any]:
-    """Train to the end; what came out."""
-    trainer, callback = made(folder, Killer(kills, attempt), run, **arguments)
+def train(job: Job, **arguments: Any) -> None:
+    """Train to the end."""
+    callback = None if job.run is None else TranLogsTrainerCallback(str(job.run), **job.settings)
+    trainer = made(job.folder / "output", Watch(job), *([callback] if callback else []), **arguments)
+    if callback is not None:
+        job.watch(lambda: callback.report)
     said = trainer.train()
     state = trainer.state
     timed = ("runtime", "per_second")
     history = [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in state.log_history]
-    counters = [
-        c.early_stopping_patience_counter for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)
-    ]
-    found = {
-        "weights and state": tensors(trainer.model, trainer.optimizer.optimizer),
-        "rng": randomness(),
-        "scheduler": plain(trainer.lr_scheduler.state_dict()),
-        "global_step": state.global_step,
-        "epoch": state.epoch,
-        "history": history,
-        "best": [state.best_metric, state.best_global_step],
-        "counters": counters,
-        "total_flos": state.total_flos,
-        "loss": said.training_loss,
-    }
+    others = trainer.callback_handler.callbacks
+    counters = [one.early_stopping_patience_counter for one in others if isinstance(one, EarlyStoppingCallback)]
+    job.keep(model=trainer.model, optimizer=trainer.optimizer.optimizer, scheduler=trainer.lr_scheduler, history=history)
+    job.keep(global_step=state.global_step, epoch=state.epoch, best=[state.best_metric, state.best_global_step])
+    job.keep(counters=counters, total_flos=state.total_flos, loss=said.training_loss)
     if callback is not None:
-        report = callback.report
-        found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
-        found["report"] |= {"recheck": report.recheck, "rechecked": report.rechecked, "end": report.end}
-        seconds = said.metrics["train_runtime"]
-        found["report"]["trained"] = [said.metrics[f"train_{what}_per_second"] * seconds for what in ("steps", "samples")]
-    return found
+        seconds, report = said.metrics["train_runtime"], callback.report
+        trained = [said.metrics[f"train_{what}_per_second"] * seconds for what in ("steps", "samples")]
+        tell(job, rechecked=report.rechecked, end=report.end, trained=trained, history=history)
 
 
-def refusals(attempt: int, folder: str) -> dict[str, str]:
+def refusals(job: Job) -> None:
     """What is refused, and in which words."""
-    from tranlogs.base.errors import TranLogsError
-    from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
-
     logging.disable(logging.WARNING)
-    found = {}
-
-    def said(name: str, call: Any) -> None:
-        try:
-            call()
-            found[name] = ""
-        except TranLogsError as error:
-            found[name] = str(error)
+    folder = job.files
 
     def trainer(name: str, **arguments: Any) -> Trainer:
-        return made(folder, Killer(None, 0), f"{folder}/{name}", max_steps=2, **arguments)[0]
+        return made(folder, TranLogsTrainerCallback(f"{folder}/{name}"), max_steps=2, **arguments)
 
     def added() -> None:
-        late = made(folder, Killer(None, 0), None, max_steps=2)[0]
+        late = made(folder, max_steps=2)
         late.add_callback(TranLogsTrainerCallback(f"{folder}/added"))
         late.train()
 
     def attached() -> None:
-        late = made(folder, Killer(None, 0), None, max_steps=2)[0]
+        late = made(folder, max_steps=2)
         callback = TranLogsTrainerCallback(f"{folder}/attached", checkpoint_every=5).attach(late)
         late.train()
         assert callback.report.checkpoint_step is None
         assert callback.optimizer.watermarks["committed"] == 2
 
     def checkpoint() -> None:
-        folder_ = Path(folder) / "hf"
-        first = made(str(folder_), Killer(None, 0), None, max_steps=2, save_strategy="steps", save_steps=2)[0]
-        first.train()
-        trainer("fresh").train(resume_from_checkpoint=str(folder_ / "checkpoint-2"))
+        made(f"{folder}/hf", max_steps=2, save_strategy="steps", save_steps=2).train()
+        trainer("fresh").train(resume_from_checkpoint=f"{folder}/hf/checkpoint-2")
 
     twice = trainer("twice")
-    said("two", lambda: TranLogsTrainerCallback(f"{folder}/other").attach(twice))
-    said("added late", added)
-    said("attached", attached)
-    said("skip", lambda: trainer("skip", ignore_data_skip=True).train())
-    said("batch size", lambda: trainer("batch", auto_find_batch_size=True).train())
-    said("checkpoint", checkpoint)
-    said("nothing yet", lambda: twice.callback_handler.callbacks[-2].report)
-    assert rank() == 0
-    return found
+    acts = {
+        "two": lambda: TranLogsTrainerCallback(f"{folder}/other").attach(twice),
+        "added late": added,
+        "attached": attached,
+        "skip": lambda: trainer("skip", ignore_data_skip=True).train(),
+        "batch size": lambda: trainer("batch", auto_find_batch_size=True).train(),
+        "checkpoint": checkpoint,
+        "nothing yet": lambda: (
+            next(one for one in twice.callback_handler.callbacks if isinstance(one, TranLogsTrainerCallback)).report
+        ),
+    }
+    tell(job, **{name: said_of(act) for name, act in acts.items()})
