@@ -257,5 +257,5 @@ def test_what_cannot_be_remembered_or_tracked_is_refused_by_its_path(torch: Lab,
 
 def test_the_report_of_a_new_run_says_what_it_writes(torch: Lab, tmp_path: Path) -> None:
     begun = torch.value("loops.begin", run=str(tmp_path))
-    assert begun.startswith("fresh run: step 0 (if gradients are cheap enough, about ")
-    assert " KiB of log a step; next checkpoint after 4 steps (" in begun
+    assert begun.startswith("fresh run: step 0 (the first steps measure ")
+    assert " KiB costs more than 5 % of a step; checkpoints: the next one after 4 steps)" in begun

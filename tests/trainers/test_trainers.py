@@ -61,7 +61,7 @@ def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_
     step = found[0]["global_step"]
     assert step < 21, "early stopping did not stop it"
     assert found[0]["counters"] == [3]
-    forecast = r"run: fresh run: step 0 \(if gradients are cheap enough, about .* of log a step; next checkpoint after .*\)\n"
+    forecast = r"run: fresh run: step 0 \(the first steps measure .*; checkpoints: the next one after .*\)\n"
     assert re.search(forecast, huggingface.said())
     found = huggingface.run("train", run=str(tmp_path / "run"), folder=str(tmp_path / "killed"), **options)
     finished = f"run is finished at step {step}, and nothing is trained (for another training, give another folder): "

@@ -84,10 +84,6 @@ class Rung:
     def begin_fit(self) -> None:
         """It stays as it is."""
 
-    def qualify(self, forecast: str) -> str:
-        """Return a forecast of what is written, as it is."""
-        return forecast
-
 
 class MeasuredRung(Rung):
     """Decides whether tensors are logged.
@@ -178,10 +174,6 @@ class MeasuredRung(Rung):
             self._units = []
             return True
         return False
-
-    def qualify(self, forecast: str) -> str:
-        """Return a forecast of what is written if tensors are logged."""
-        return f"if gradients are cheap enough, {forecast}"
 
 
 def choose_rung(log: str, overhead: float | None) -> Rung:
