@@ -93,13 +93,13 @@ def step_time(results: dict[str, Any]) -> Lines:
         {results["logged"]} that are redone together; beside it the share of a step that is not the optimizer's own arithmetic.
         Processor time. The state was compared bit for bit.""")
     rows: list[Sequence[object]] = [
-        ["the talk (its model and machine are not known)", "", "", *(f"{100 * TALK[log]:.0f} %" for log in TALK)]
+        ["the talk (its model and machine are not known)", "", *(f"{100 * TALK[log]:.0f} %" for log in TALK)]
     ]
     for name, found in results["models"].items():
         saved = [f"{100 * found['logs'][log]['saved'][0]:.0f} %" for log in TALK]
         whole = f"{100 * found['others'][0]:.0f} %"
-        rows.append([f"{name}, {found['parameters'] / 1e6:.2f} M", f"{found['seconds'][0] * 1e3:.0f}", whole, *saved])
-    head = ["model", "ms a step", "all but the optimizer", *(f"saved, logged by {log}" for log in TALK)]
+        rows.append([f"{name}, {found['parameters'] / 1e6:.2f} M", whole, *saved])
+    head = ["model", "all but the optimizer", *(f"saved, logged by {log}" for log in TALK)]
     return lines + table(head, rows)
 
 
@@ -223,8 +223,8 @@ def keras_own(results: dict[str, Any]) -> Lines:
 def bench(results: dict[str, Any]) -> Lines:
     """Steps, redone steps, recovery, disk, checkpoints."""
     lines = prose("""
-        A step with `log="gradients"` over a plain one, in steady state: median [quartiles over the rounds], mean, 99th
-        percentile. Floor: gradients are written and hashed, parameters are hashed, and nothing else is done: no log of
+        A step with `log="gradients"` over a plain one, in steady state: median [quartiles over the rounds], mean.
+        Floor: gradients are written and hashed, parameters are hashed, and nothing else is done: no log of
         gradients can cost less here. Auto: `log="auto"`.""")
     rows: list[Sequence[object]] = []
     for case in results.get("steps", {}).get("cases", ()):
@@ -232,7 +232,7 @@ def bench(results: dict[str, Any]) -> Lines:
         rows.append(_step(f"{case['case']}, {threads}", case["steady"]))
     for part in ("trainers", "keras"):
         rows += [_step(case["case"], case["arms"]) for case in results.get(part, {}).get("cases", ())]
-    head = ["case", "plain, ms", "logged", "mean", "p99", "floor", "auto", "its mean"]
+    head = ["case", "plain, ms", "logged", "mean", "floor", "auto", "its mean"]
     if not any(row[-1] for row in rows):  # measured before that arm was there
         head, rows = head[:-2], [row[:-2] for row in rows]
     lines += table(head, rows)
@@ -246,7 +246,7 @@ def _step(case: str, arms: dict[str, Any]) -> Sequence[object]:
         case,
         f"{arms[PLAIN]['ms']:.2f}",
         _quartiles(logged["median"]),
-        *(f"{logged[key][0]:.2f}" for key in ("mean", "p99")),
+        f"{logged['mean'][0]:.2f}",
         f"{floor['median'][0]:.2f}" if floor else "",
         *(f"{auto[key][0]:.2f}" if auto else "" for key in ("median", "mean")),
     ]
