@@ -66,8 +66,8 @@ def compare(times: Times, arm: str, plain: str = PLAIN) -> dict[str, Any]:
 
 def over(work: list[float], unit: list[float]) -> tuple[float, float, float]:
     """Return the median of `work` over that of `unit`, with the quartiles of a bootstrap over the pairs."""
-    pairs = ([np.array([value]) for value in values] for values in (work, unit))
-    return _resampled(*pairs, lambda a, b: np.median(a) / np.median(b))
+    mine, base = ([np.array([value]) for value in values] for values in (work, unit))
+    return _resampled(mine, base, lambda a, b: np.median(a) / np.median(b))
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -56,7 +56,8 @@ class Logged:
 
     def _optimizer(self, seed: int) -> tuple[Any, LoggedOptimizer]:
         """Return a fresh model, and its optimizer under the log."""
-        model, settings = self._work.model(seed), {"checkpoint_every": 10**9, "durability": "process"}
+        model = self._work.model(seed)
+        settings: dict[str, Any] = {"checkpoint_every": 10**9, "durability": "process"}
         return model, LoggedOptimizer(optimizer_of(model), self._run, model, log=self._log, **settings)
 
     def recover(self) -> float:
@@ -78,7 +79,7 @@ class Logged:
 @contextmanager
 def _processor_clock() -> Iterator[None]:
     """Recovery takes its times by the processor's clock."""
-    recovery = import_module("tranlogs.recovery.recover")
+    recovery: Any = import_module("tranlogs.recovery.recover")
     before = recovery.time
     recovery.time = SimpleNamespace(monotonic=time.thread_time)
     try:

@@ -130,7 +130,7 @@ class Position:
 class Adapter:
     """Base of those that save a state when they are told to; this one saves nothing."""
 
-    kinds = ("save",)  # of files that `newest` names
+    kinds: tuple[str, ...] = ("save",)  # of files that `newest` names
 
     def __init__(self, width: int, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
