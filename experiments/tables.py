@@ -92,9 +92,7 @@ def step_time(results: dict[str, Any]) -> Lines:
         What redoing a step from the log (reading, checksums, the update, the fingerprint) saves of a computed one, among
         {results["logged"]} that are redone together; beside it the share of a step that is not the optimizer's own arithmetic.
         Processor time. The state was compared bit for bit.""")
-    rows: list[Sequence[object]] = [
-        ["the talk (its model and machine are not known)", "", *(f"{100 * TALK[log]:.0f} %" for log in TALK)]
-    ]
+    rows: list[Sequence[object]] = [["the talk (its model is not known)", "", *(f"{100 * TALK[log]:.0f} %" for log in TALK)]]
     for name, found in results["models"].items():
         saved = [f"{100 * found['logs'][log]['saved'][0]:.0f} %" for log in TALK]
         whole = f"{100 * found['others'][0]:.0f} %"
@@ -141,7 +139,7 @@ def _by_model(results: dict[str, Any], part: str, about: str) -> Lines:
     found = results["training"]
     measured = dict.fromkeys(name for one in found.values() for name in one[part])
     places = [name for name in measured if not name.startswith(("no store", "local disk"))]
-    rows = ([model, *(f"{one[part][place]['ratio']['median']:.2f}" for place in places)] for model, one in found.items())
+    rows = ([model, *(_quartiles(one[part][place]["ratio"]) for place in places)] for model, one in found.items())
     return prose(about) + table(["model", *places], rows)
 
 
