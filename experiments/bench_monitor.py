@@ -1,10 +1,12 @@
-"""What the monitor costs beside a training run, and beside nothing.
+"""What the monitor costs beside a training run, and beside nothing; and how a run keeps within its budget.
 
     slowdown    a training step with `tranlogs monitor` beside it over one without, also with --store
     idle        CPU seconds an hour and memory of a daemon whose run nobody trains
+    storage     bytes on disk over time: the same training under three budgets, with a daemon beside each
 
 Slow-downs are taken within one training process: it trains in blocks of some seconds, in which the daemon runs or is stopped
 (SIGSTOP), in turn. What is behind when it goes on is caught up with between blocks, so that a block pays for its own steps.
+Bytes are those on the disk, looked at from outside; the values below are those that the catalog keeps.
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ from typing import Any
 
 from harness import Child, measured_folder, take
 from paired_timing import spread
+from pictures import draw_storage
 
 from tranlogs import EverySteps
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.retention.value_decay import read_evaluations
+from tranlogs.log import preallocator
+from tranlogs.retention import KeepAll
+from tranlogs.retention.value_decay import read_evaluations, read_values
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that runs alone has only its own folder there
 from tests.support.toy import open_toy
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _SECONDS_MAX = 120.0  # for a daemon to be there
+_BUDGETS = (16, 32, 48)  # MiB
+_SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step
+_STEP_SECONDS, _CHECKPOINT_STEPS = 0.1, 40
+_LOOK_SECONDS = 0.05
+_SHOWN = 5  # one in so many of these is kept
+_CURVES = 7  # segments whose values are drawn
 _QUIET_SECONDS, _QUIET_SHARE = 0.7, 0.1  # so long, a daemon took less of a processor: there is nothing to do
 
 
@@ -206,7 +217,75 @@ def idle(quick: bool) -> dict[str, Any]:
     return found
 
 
-def bytes_below(run: Path) -> int:
+# Under a budget.
+
+
+def storage(quick: bool) -> dict[str, Any]:
+    """Train and look: how far above its budget each run was at most, and all that the picture shows."""
+    times: list[float] = []
+    nbytes: dict[int, list[int]] = {budget: [] for budget in _BUDGETS}
+    with measured_folder() as place, ExitStack() as stack:
+        runs = {budget: Path(place) / str(budget) for budget in _BUDGETS}
+        trainers = [Child(_train_toy, run) for run in runs.values()]
+        for trainer in trainers:
+            trainer.receive()  # the run is there
+        for budget, run in runs.items():
+            options = ("--budget", f"{budget}MiB", "--interval", "0.5s", "--set", "life=20s")
+            stack.callback(Daemon(run, *options).close)
+        for trainer in trainers:  # all daemons are there: now
+            trainer.pipe.send("go")
+        start = time.time()
+        while time.time() < start + (6.0 if quick else 60.0):
+            times.append(time.time() - start)
+            for budget, run in runs.items():
+                nbytes[budget].append(_bytes_below(run))
+            time.sleep(_LOOK_SECONDS)
+        curves = {budget: _curves(run, start) for budget, run in runs.items()}
+        for trainer in trainers:
+            trainer.pipe.send("end")
+            trainer.join()
+    found = {}
+    for budget, course in nbytes.items():
+        print(f"  budget {budget} MiB: at most {max(course) / MIB:.1f} MiB on disk, {course[-1] / MIB:.1f} MiB in the end")
+        found[f"{budget} MiB"] = {
+            "most_bytes": max(course),
+            "last_bytes": course[-1],
+            "seconds": [round(at, 2) for at in times[::_SHOWN]],
+            "bytes": course[::_SHOWN],
+            "values": curves[budget],
+        }
+    return found
+
+
+def _curves(run: Path, start: float) -> list[dict[str, list[float]]]:
+    """Return the values over time of some segments that were pruned, evenly chosen."""
+    curves: dict[int, dict[str, list[float]]] = {}
+    evaluations = read_evaluations(run / "rank0")
+    for row in evaluations:
+        for ordinal, value in read_values(row).as_dict().items():
+            curve = curves.setdefault(ordinal, {"seconds": [], "values": []})
+            curve["seconds"].append(round(row.at - start, 2))
+            curve["values"].append(round(value, 4))
+    last = round(evaluations[-1].at - start, 2)
+    gone = [curve for _, curve in sorted(curves.items()) if curve["seconds"][-1] < last and len(curve["seconds"]) > 2]
+    return gone[:: max(1, len(gone) // _CURVES)]
+
+
+def _train_toy(pipe: Any, run: Path) -> None:
+    """Say that the run is there, wait for the word, and train a toy at an even pace until the next."""
+    preallocator.SEGMENT_RECORDS_WANTED = 1  # small segments
+    config = JournalConfig(segment_bytes=MIB)
+    trainer = open_toy(run, sizes=_SIZES, config=config, policy=EverySteps(_CHECKPOINT_STEPS), retention=KeepAll())
+    trainer.recover()
+    pipe.send("ready")
+    pipe.recv()
+    start = time.monotonic()
+    while not pipe.poll(max(0.0, start + trainer.journal.step * _STEP_SECONDS - time.monotonic())):
+        trainer.train(trainer.journal.step + 1)
+    trainer.journal.close()
+
+
+def _bytes_below(run: Path) -> int:
     """Return what the segments and checkpoints of a run take on disk."""
     total = 0
     for kind in ("log", "checkpoints"):
@@ -218,9 +297,9 @@ def bytes_below(run: Path) -> int:
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Take both parts."""
-    return {"slowdown": slowdown(quick), "idle": idle(quick)}
+    """Take all parts."""
+    return {"slowdown": slowdown(quick), "idle": idle(quick), "storage": storage(quick)}
 
 
 if __name__ == "__main__":
-    take(__doc__, "bench_monitor", measure)
+    take(__doc__, "bench_monitor", measure, draw_storage)

@@ -69,8 +69,8 @@ def _stall(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(2)
     work = gpt(_BATCH, quick=quick)
     with measured_folder() as folder:
-        run, settings = Path(folder) / "run", {"log": "gradients", "checkpoint_every": 10**6}
-        optimizer = LoggedOptimizer(work.optimizers[0], run, work.model, **settings)
+        run = Path(folder) / "run"
+        optimizer = LoggedOptimizer(work.optimizers[0], run, work.model, log="gradients", checkpoint_every=10**6)
         optimizer.recover()
         turns = optimizer.steps(10**9)
         stalls: list[float] = []

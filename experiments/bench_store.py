@@ -108,7 +108,7 @@ class Training:
         self._model, self.optimizer = _logged(self.work, run)
         self.optimizer.recover()
         self.journal = self.optimizer.training_run.journal
-        self._stream, self._turns = self.work.stream(), self.optimizer.steps(10**9)
+        self._stream, self._turns = self.work.stream(), self.optimizer.steps(10**9, stateless=True)
         next(self._turns)
         self._archiver: Archiver | None = None
         if self.store is not None:

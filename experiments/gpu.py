@@ -312,7 +312,9 @@ class Kit:
             training.optimizer, run, training.model, log="gradients", checkpoint_every=every, on_signal=None
         )
         optimizer.recover()
-        with_checkpoint, without, until_published = [], [], []
+        with_checkpoint: list[float] = []
+        without: list[float] = []
+        until_published = []
         start = 0.0
         for number in optimizer.steps(until=every * count + 1, stateless=True):
             if number:

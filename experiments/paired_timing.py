@@ -7,7 +7,7 @@ each arm. Load that comes and goes falls on all arms of a round alike, so arms a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,8 @@ def compare(times: Times, arm: str, plain: str = PLAIN) -> dict[str, Any]:
 
 def over(work: list[float], unit: list[float]) -> tuple[float, float, float]:
     """Return the median of `work` over that of `unit`, with the quartiles of a bootstrap over the pairs."""
-    pairs = ([np.array([value]) for value in values] for values in (work, unit))
-    return _resampled(*pairs, lambda a, b: np.median(a) / np.median(b))
+    mine, base = ([np.array([value]) for value in values] for values in (work, unit))
+    return _resampled(mine, base, lambda a, b: np.median(a) / np.median(b))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -81,22 +81,6 @@ def spread(values: Any) -> tuple[float, float, float]:
     """Return the median and the quartiles of the values themselves."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     return float(middle), float(low), float(high)
-
-
-def bootstrap(samples: Sequence[Any], statistic: Callable[[Any], Any]) -> list[Any]:
-    """Return a statistic of the samples, and the bounds of its 95 % interval by resampling them with replacement.
-
-    Args:
-        samples: what varies independently: where neighbours in time are alike, their blocks.
-        statistic: of an array of samples; a number, or an array of them.
-
-    Returns:
-        Its value, low, high: numbers, or lists of them.
-    """
-    given, chance = np.asarray(samples), np.random.default_rng(0)
-    drawn = [statistic(given[chance.integers(0, len(given), len(given))]) for _ in range(2 * _RESAMPLES)]
-    low, high = np.percentile(np.array(drawn), (2.5, 97.5), axis=0)
-    return [np.asarray(found).tolist() for found in (statistic(given), low, high)]
 
 
 def _resampled(mine: list[Any], base: list[Any], statistic: Callable[[Any, Any], Any]) -> tuple[float, float, float]:

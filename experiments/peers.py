@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 from harness import Child, Circumstances, command_line, measured_folder, write_results
-from peer.adapters import PEERS, clear_flash
+from peer.adapters import PEERS, Job, clear_flash
 from peer.cost import measure_cost
-from peer.job import Job
 from peer.lives import AFTER, CRASH, FAULTS, Lab, clean
 from pictures import draw_peers
 

@@ -35,60 +35,6 @@ _COLOURS = (
 _MEAN_TIMES = [60 * 1.25**i for i in range(40)]  # seconds between failures, from a minute to days
 
 
-def draw_step_time(path: Path, results: dict[str, Any]) -> None:
-    """Shares of a step by phase, and what replay saves of it."""
-    models, phases = results["models"], results["phases"]
-    figure, (shares, saved) = new_figure("Where a step's time goes, and what redoing it from the log saves", (11, 4.6), (1, 2))
-    rows = list(range(len(models)))[::-1]
-    for row, found in zip(rows, models.values(), strict=True):
-        left = 0.0
-        middle, low, high = found["shares"]
-        for i, shade in enumerate(SHADES):
-            shares.barh(row, middle[i], left=left, height=0.5, color=shade, label=phases[i] if row == rows[0] else None)
-            if middle[i] > 0.06:
-                shares.text(
-                    left + middle[i] / 2,
-                    row,
-                    f"{middle[i]:.0%}",
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color="white" if i > 1 else INK,
-                )
-            left += middle[i]
-            if i < len(SHADES) - 1:  # the interval of this phase, at its end
-                shares.plot([left - (middle[i] - low[i]), left + high[i] - middle[i]], [row - 0.32] * 2, color=INK, lw=1.2)
-    shares.set_yticks(rows, list(models))
-    shares.set_ylim(-0.6, len(models) - 0.1)
-    shares.set_xlim(0, 1)
-    shares.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    shares.set_xlabel("share of a step (lines: 95 % intervals)", color=INK)
-    shares.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
-    _draw_saved(saved, models, rows)
-    figure.savefig(path)
-
-
-def _draw_saved(axes: Axes, models: dict[str, Any], rows: list[int]) -> None:
-    shades = {"gradients": SHADES[2], "weights": INK, "weights without optimizer state": "#0d9488"}
-    for row, found in zip(rows, models.values(), strict=True):
-        for i, (log, shade) in enumerate(shades.items()):
-            for key, marker in (("one", "o"), ("many", "D")):
-                middle, low, high = found["logs"][log]["saved"][key]
-                y = row + 0.24 - 0.24 * i + (0.06 if key == "one" else -0.06)
-                axes.plot([low, high], [y, y], color=shade, lw=1.2)
-                label = f"{log}{'' if key == 'one' else ', among others'}" if row == rows[0] else None
-                axes.plot(middle, y, marker, color=shade, ms=5, label=label, mfc=shade if key == "one" else "white")
-    for i, (log, share) in enumerate(TALK.items()):
-        axes.axvline(share, color=shades[log], lw=0.8, ls=(0, (4, 3)))
-        axes.text(share, -0.58 + 0.13 * i, f"{log}, the talk: {share:.0%} ", color=shades[log], fontsize=8, ha="right")
-    axes.set_yticks(rows, list(models))
-    axes.set_ylim(-0.6, len(models) - 0.1)
-    axes.set_xlim(right=1.02)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    axes.set_xlabel("share of a computed step that a redone one does not take", color=INK)
-    axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(-0.1, 1), fontsize=7.5)
-
-
 def draw_recovered_quality(path: Path, results: dict[str, Any]) -> None:
     """Loss and accuracy after recovery, over the step of the crash."""
     models = results["models"]
@@ -144,7 +90,7 @@ def draw_storage(path: Path, results: dict[str, Any]) -> None:
     """Bytes on disk under each budget, between its watermarks; below, values of segments under the middle one."""
     title = "One training under three budgets: what lies on disk, and what segments are worth"
     figure, (space, values) = new_figure(title, (9, 6.4), (2, 1), sharex=True, height_ratios=(3, 2))
-    shares, courses = Budget(), {name: found for name, found in results.items() if name != "circumstances"}
+    shares, courses = Budget(), {name: found for name, found in results["storage"].items() if name != "circumstances"}
     for (name, course), shade in zip(courses.items(), SHADES[1:], strict=True):
         budget, end = int(name.partition(" ")[0]), course["seconds"][-1]
         space.plot(course["seconds"], [n / MIB for n in course["bytes"]], color=shade, lw=1.6)

@@ -76,7 +76,9 @@ def _time(*, quick: bool) -> Iterator[dict[str, Any]]:
         torch.set_num_threads(threads)
         for case in cases:
             with measured_folder() as folder:
-                arms = {log: Logged(case.make(), Path(folder) / log, case.segment_bytes, log=log) for log in LOGS}
+                arms: dict[str, Logged] = {
+                    log: Logged(case.make(), Path(folder) / log, case.segment_bytes, log=log) for log in LOGS
+                }
                 for arm in arms.values():
                     arm.warm()
                 times = take_turns(blocks_of(arms, case), case.rounds, seconds_max=case.seconds_max)

@@ -39,9 +39,8 @@ class Experiment:
 
 HEADINGS: dict[str, tuple[Experiment, ...]] = {
     "The TranLogs talk, experiment by experiment": (
-        Experiment("step_time", "Where a training step's time goes, and what replay saves", "step_time.py", tables.step_time),
+        Experiment("step_time", "What replay saves of a training step", "step_time.py", tables.step_time),
         Experiment("recovered_quality", "Recovered quality", "recovered_quality.py", tables.recovered_quality),
-        Experiment("storage", "Storage under thresholds", "bench_storage.py", tables.storage),
         Experiment("store", "Asynchronous persistence", "bench_store.py", tables.store, needs=("java", "mvn")),
     ),
     "Other systems, same work, same machine, one run": (
@@ -63,8 +62,8 @@ RESULTS, DOCUMENT = HERE / "results", HERE.parent / "docs" / "results.md"
 
 _INTRODUCTION = """
     After reading this page you know what TranLogs costs and what it saves, by measurement. `make experiments` takes these
-    figures and writes this page; `experiments/results/` has all that was measured. **Read ratios, not times:** what is compared
-    is taken in turns, in one process or in the same minutes, so that a ratio bears a load that comes and goes."""
+    figures, into `experiments/results/`, and writes this page. **Read ratios, not times:** what is compared is taken in turns,
+    so that a ratio bears a load that comes and goes."""
 
 
 def write_report(results: Path, document: Path) -> None:

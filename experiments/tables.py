@@ -19,7 +19,7 @@ _EVERY = "10"  # steps between the saves of the systems that are compared
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Lines:
     """A Markdown table, with an empty line behind it."""
-    return [_row(head), "|" + "---|" * len(head), *map(_row, rows), ""]
+    return [_row(head), "|".join(["---"] * len(head)), *map(_row, rows), ""]
 
 
 def prose(text: str) -> Lines:
@@ -28,58 +28,59 @@ def prose(text: str) -> Lines:
 
 
 def _row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+    return " | ".join(map(str, cells)).rstrip()
 
 
-def _quartiles(found: Sequence[float] | Mapping[str, float], digits: int = 2) -> str:
+def _quartiles(found: Sequence[float] | Mapping[str, float]) -> str:
     """Return a value and its quartiles."""
     numbers = [found[key] for key in ("median", "q25", "q75")] if isinstance(found, Mapping) else found
-    value, low, high = (f"{number:.{digits}f}" for number in numbers)
+    value, low, high = (f"{number:.2f}" for number in numbers)
     return f"{value} [{low}-{high}]"
 
 
 def policies(results: dict[str, Any]) -> Lines:
     """Waste of each policy at some sizes, and how far the default is from the best."""
     wasted, nodes = results["wasted"], results["nodes"]
-    columns = [(name, i) for name in wasted for i in (0, len(nodes) // 2, len(nodes) - 1) if "again" in name]
+    columns = [
+        (name, i) for name in wasted for i in (0, len(nodes) // 2, len(nodes) - 1) if name == "exponential, computed again"
+    ]
     ours, best = (next(name for name in next(iter(wasted.values())) if word in name) for word in ("auto", "best"))
     behind = max(mine - least for found in wasted.values() for mine, least in zip(found[ours], found[best], strict=True))
     gain = max(
         mine - min(others) for found in wasted.values() for mine, *others in zip(found[ours], *found.values(), strict=True)
     )
     lines = prose(f"""
-        A simulation: share of time that is lost to failures and checkpoints in a job of 30 days (mean of {results["jobs"]}),
-        on 1 to 10,000 machines at failure rates that Meta has published, with a checkpoint of {results["cost"]:.0f} s and a
-        restart of {results["restart"]:.0f} s. The default is at most {100 * behind:.1f} percentage points behind Young/Daly
-        with the mean known beforehand; fitted probabilities and learning gain at most {100 * gain:.1f} over it, and lose more
-        elsewhere: so nothing else is in TranLogs. The table has work that is computed again; the picture what a log of
-        gradients redoes, too.""")
-    head = ["policy", *(f"{name.partition(',')[0]}, {nodes[i]:,} machine{'s' * (nodes[i] > 1)}" for name, i in columns)]
+        A simulation: percent of time lost to failures and checkpoints in a job of 30 days (mean of {results["jobs"]}), at
+        failure rates that Meta has published, with a checkpoint of {results["cost"]:.0f} s and a restart of
+        {results["restart"]:.0f} s. The default is at most {100 * behind:.1f} points behind Young/Daly with the mean known
+        beforehand; fitted probabilities and learning gain at most {100 * gain:.1f} over it, and lose more elsewhere. The
+        table has exponential times between failures and work that is computed again; the picture has others, too.""")
+    head = ["policy", *(f"{nodes[i]:,} machine{'s' * (nodes[i] > 1)}" for _, i in columns)]
     policies = next(iter(wasted.values()))
-    rows = [[policy, *(f"{100 * wasted[name][policy][i]:.2f} %" for name, i in columns)] for policy in policies]
+    rows = [[policy, *(f"{100 * wasted[name][policy][i]:.2f}" for name, i in columns)] for policy in policies]
     return lines + table(head, rows)
 
 
 def reduced(results: dict[str, Any]) -> Lines:
     """What rounding does to training, and what it costs and saves."""
     lines = prose("""
-        `log="gradients:bf16"` and `"gradients:int8"` train with gradients that are rounded at random. Loss on data held back,
-        at the end, mean of three seeds; spread is the deviation of the seeds without rounding. Bytes are those of
-        the log, where zeros of float32 are left out: 86 % of the gradients of the small tensors are.""")
+        Loss on data held back, mean of three seeds; spread is the deviation of the seeds without rounding. The log leaves out
+        zeros of float32: 86 % of the gradients of the small tensors are.""")
     models = [
         [name, *(f"{mean:.4f}" for mean in found["verdict"]["means"].values()), f"{found['verdict']['spread']:.4f}"]
         for name, found in results["models"].items()
     ]
     lines += table(("model", "gradients", "bf16", "int8", "spread"), models)
-    times = [
+    rows = [
         [
             f"{one['case']}, {one['threads']} thread{'s' * (one['threads'] > 1)}",
-            *(_quartiles(found) for found in one["over_gradients"].values()),
+            *(f"{found[0]:.2f}" for found in one["over_gradients"].values()),
             *(f"{found / one['bytes']['gradients']:.2f}" for found in list(one["bytes"].values())[1:]),
         ]
         for one in results["times"]
+        if one["threads"] == 2
     ]
-    return lines + table(("step and bytes over those of gradients", "bf16", "int8", "bytes, bf16", "bytes, int8"), times)
+    return lines + table(("over gradients", "step, bf16", "step, int8", "bytes, bf16", "bytes, int8"), rows)
 
 
 # The talk.
@@ -88,17 +89,15 @@ def reduced(results: dict[str, Any]) -> Lines:
 def step_time(results: dict[str, Any]) -> Lines:
     """Phases of a step; what replay saves."""
     lines = prose(f"""
-        Share of a step's processor time that is not the optimizer's own arithmetic, and what redoing a step from the log saves
-        of a computed one, among {results["logged"]} that are redone together. Redoing is reading the log and its checksums, the
-        update, and the comparison of the fingerprint; the state was compared bit for bit.""")
-    rows: list[Sequence[object]] = [
-        ["the talk (its model and machine are not known)", "", "", *(f"{100 * TALK[log]:.0f} %" for log in TALK)]
-    ]
+        What redoing a step from the log (reading, checksums, the update, the fingerprint) saves of a computed one, among
+        {results["logged"]} that are redone together; beside it the share of a step that is not the optimizer's own arithmetic.
+        Processor time. The state was compared bit for bit.""")
+    rows: list[Sequence[object]] = [["the talk (its model is not known)", "", *(f"{100 * TALK[log]:.0f} %" for log in TALK)]]
     for name, found in results["models"].items():
-        saved = [f"{100 * found['logs'][log]['saved']['many'][0]:.0f} %" for log in TALK]
-        whole = f"{100 * found['without_optimizer'][0]:.0f} %"
-        rows.append([f"{name}, {found['parameters'] / 1e6:.2f} M", f"{found['seconds'][0] * 1e3:.0f}", whole, *saved])
-    head = ["model", "ms a step", "all but the optimizer", *(f"saved, logged by {log}" for log in TALK)]
+        saved = [f"{100 * found['logs'][log]['saved'][0]:.0f} %" for log in TALK]
+        whole = f"{100 * found['others'][0]:.0f} %"
+        rows.append([f"{name}, {found['parameters'] / 1e6:.2f} M", whole, *saved])
+    head = ["model", "all but the optimizer", *(f"saved, logged by {log}" for log in TALK)]
     return lines + table(head, rows)
 
 
@@ -108,10 +107,9 @@ def recovered_quality(results: dict[str, Any]) -> Lines:
     steps = " and ".join(f"{number * interval} to {(number + 1) * interval - 1}" for number in results["intervals"])
     crashes = sum(len(found["points"]) for found in models.values())
     lines = prose(f"""
-        {crashes} processes died by SIGKILL after steps {steps}; a checkpoint every {interval} steps. Loss (nats) on data that
-        was held back, right
-        after recovery. TranLogs brought back the uninterrupted run each time, bit for bit. Worst crash: the one that costs the
-        checkpoint most. The talk has up to 24 %.""")
+        {crashes} processes died by SIGKILL after steps {steps}; a checkpoint every {interval} steps. Loss (nats) on data held
+        back, right after recovery. TranLogs brought back the uninterrupted run each time, bit for bit. Worst crash: the one
+        that costs the checkpoint most. The talk has up to 24 %.""")
     rows = []
     for name, found in models.items():
         better = [1 - point["tranlogs"]["loss"] / point["checkpoint"]["loss"] for point in found["points"]]
@@ -122,21 +120,10 @@ def recovered_quality(results: dict[str, Any]) -> Lines:
     return lines + table(head, rows)
 
 
-def storage(results: dict[str, Any]) -> Lines:
-    """Bytes under three budgets."""
-    lines = prose("A toy that logs 1 MB a second, with a monitor beside it that looks twice a second.")
-    rows = (
-        [budget, *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes"))]
-        for budget, found in results.items()
-        if budget != "circumstances"
-    )
-    return lines + table(["budget", "on disk at most", "in the end"], rows)
-
-
 def store(results: dict[str, Any]) -> Lines:
     """Puts and gets of one object, and recovery, by place."""
     lines = prose("""
-        With ASYNC_THROUGH a put ends when the object is in the memory of Alluxio's workers; durable is what it then takes until
+        With ASYNC_THROUGH a put ends when the object is in the memory of Alluxio's workers; durable is the time from then until
         the store calls it so. Medians for an object of 16 MiB; all processes on one machine.""")
     rows = (
         [row["store"], *(f"{row[what]['median'] * 1e3:.0f}" for what in ("put", "get", "durable"))]
@@ -150,9 +137,9 @@ def store(results: dict[str, Any]) -> Lines:
 
 def _by_model(results: dict[str, Any], part: str, about: str) -> Lines:
     found = results["training"]
-    places = list(dict.fromkeys(name for one in found.values() for name in one[part] if not name.startswith("no store")))
-    digits = 1 if part == "recovery" else 2
-    rows = ([model, *(_quartiles(one[part][place]["ratio"], digits) for place in places)] for model, one in found.items())
+    measured = dict.fromkeys(name for one in found.values() for name in one[part])
+    places = [name for name in measured if not name.startswith(("no store", "local disk"))]
+    rows = ([model, *(_quartiles(one[part][place]["ratio"]) for place in places)] for model, one in found.items())
     return prose(about) + table(["model", *places], rows)
 
 
@@ -163,14 +150,13 @@ def peers(results: dict[str, Any]) -> Lines:
     """Costs, crashes, faults, T_wasted."""
     found = [peer for name, peer in results["peers"].items() if name in PEERS]
     lines = prose(f"""
-        An MLP of {results["parameters"] / 1e6:.1f} M parameters, AdamW, a schedule, shuffled batches, one thread: a job whose
-        steps are short for its size, which is hard for a log. All systems are handed weights, optimizer, schedule, random
-        numbers and the place in the data, as their documentation says; a save every {_EVERY} steps. TranLogs logs each step,
-        synced. Step time: mean (99th percentile) over no saving. Steps lost: the mean of kills at random moments, and how often
-        what came back was exact. Back: seconds from the restart of the script's own work until it is behind the crash step
-        again. Wasted: the share of time that does not go into new steps if there is a failure an hour, T_wasted = t_ckpt +
-        1/(2f) + t_rtvl (Gemini, SOSP'23), at the best of the intervals of 1, 10 and 100 steps where nothing wrong came back;
-        the picture has other rates. [How each system is used](../experiments/README.md).""")
+        An MLP of {results["parameters"] / 1e6:.1f} M parameters, AdamW, a schedule, shuffled batches, one thread: its steps
+        are short for its size, which is hard for a log. All systems are handed weights, optimizer, schedule, random numbers
+        and the place in the data, as their documentation says; a save every {_EVERY} steps. TranLogs has `log="gradients"`.
+        Step time: mean (99th percentile) over no saving. Steps lost: the mean of kills at random moments, and how often what
+        came back was exact. Back: seconds from the start of the script's own work until it is behind the crash step. Wasted:
+        percent of time at a failure an hour, T_wasted = t_ckpt + 1/(2f) + t_rtvl (Gemini, SOSP'23), at the best interval of 1,
+        10 and 100 steps where nothing wrong came back. [How each system is used](../experiments/README.md).""")
     rows = ([peer["title"], *_costs(peer), *_kills(peer), *_faults(peer), _wasted(peer)] for peer in found if "cost" in peer)
     costs = ["step time", "MB a step", "steps lost", "back, s"]
     return lines + table(["system", *costs, "a bit of the newest save flips", "disk full", "wasted"], rows)
@@ -178,7 +164,7 @@ def peers(results: dict[str, Any]) -> Lines:
 
 def _wasted(peer: dict[str, Any]) -> str:
     ways = ways_of(peer)
-    return f"{100 * min(way.share(3600 * _FAILURE_HOURS) for way in ways):.1f} %" if ways else ""
+    return f"{100 * min(way.share(3600 * _FAILURE_HOURS) for way in ways):.1f}" if ways else ""
 
 
 def _at(peer: dict[str, Any], part: str) -> dict[str, Any] | None:
@@ -218,8 +204,8 @@ def _worst(tries: list[dict[str, Any]]) -> str:
 def keras_own(results: dict[str, Any]) -> Lines:
     """One kill under Keras' own checkpoints, and under TranLogs."""
     lines = prose("""
-        60 steps of `fit`, a save every ten, SIGKILL as step 38 begins; then the same script again. Exact: all bits of weights
-        and optimizer in the end are those of a run that was never killed.""")
+        60 steps of `fit`, a save every ten, SIGKILL as step 38 begins; then the same script again. Exact: in the end all bits
+        are those of a run that was never killed.""")
     titles = {"its own checkpoints": "BackupAndRestore", "TranLogs": "TranLogs"}
     rows = (
         [titles[row["by"]], row["finished_steps_lost"], "yes" if row["exact"] else "no"]
@@ -235,17 +221,19 @@ def keras_own(results: dict[str, Any]) -> Lines:
 def bench(results: dict[str, Any]) -> Lines:
     """Steps, redone steps, recovery, disk, checkpoints."""
     lines = prose("""
-        A logged step (`durability="machine"`) over a plain one, in steady state: median [quartiles over the rounds], mean, 99th
-        percentile. Floor: gradients are written and hashed, parameters are hashed, and nothing else is done, so that nothing
-        could be recovered; no log of gradients can cost less here. Auto: as TranLogs comes, gradients within
-        5 % or no tensors.""")
+        A step with `log="gradients"` over a plain one, in steady state: median [quartiles over the rounds], mean.
+        Floor: gradients are written and hashed, parameters are hashed, and nothing else is done: no log of
+        gradients can cost less here. Auto: `log="auto"`.""")
     rows: list[Sequence[object]] = []
     for case in results.get("steps", {}).get("cases", ()):
         threads = f"{case['threads']} thread{'s' * (case['threads'] > 1)}"
         rows.append(_step(f"{case['case']}, {threads}", case["steady"]))
     for part in ("trainers", "keras"):
         rows += [_step(case["case"], case["arms"]) for case in results.get(part, {}).get("cases", ())]
-    lines += table(["case", "plain, ms", "logged", "mean", "p99", "added, ms", "floor", "auto", "its mean"], rows)
+    head = ["case", "plain, ms", "logged", "mean", "floor", "auto", "its mean"]
+    if not any(row[-1] for row in rows):  # measured before that arm was there
+        head, rows = head[:-2], [row[:-2] for row in rows]
+    lines += table(head, rows)
     tell = {"replay": _replay, "recovery": _recovery, "disk": _disk, "checkpoint": _checkpoint}
     return lines + [line for part, told in tell.items() if part in results for line in told(results[part])]
 
@@ -256,8 +244,7 @@ def _step(case: str, arms: dict[str, Any]) -> Sequence[object]:
         case,
         f"{arms[PLAIN]['ms']:.2f}",
         _quartiles(logged["median"]),
-        *(f"{logged[key][0]:.2f}" for key in ("mean", "p99")),
-        f"{logged['added_ms'][0]:.2f}",
+        f"{logged['mean'][0]:.2f}",
         f"{floor['median'][0]:.2f}" if floor else "",
         *(f"{auto[key][0]:.2f}" if auto else "" for key in ("median", "mean")),
     ]
@@ -311,14 +298,12 @@ def gpu(results: dict[str, Any]) -> Lines:
         {machine["device"]}, {machine["cores"]} processors, a disk that takes {machine["disk_mb_per_s"] / 1e3:.1f} GB/s, torch
         {machine["torch"]}, {machine["at"]} UTC. A GPT-2 of 124 M in bf16, fused AdamW, killed by SIGKILL after steps
         {", ".join(map(str, resume["killed_behind"]))}: weights, optimizer and losses of its end {verdict} those of a run that
-        was never killed, bit for bit. Do six steps come out the same twice? {kernels}. A checkpoint stalls a step by
-        {min(checkpoint["stall_ms"]):.0f} to {max(checkpoint["stall_ms"]):.0f} ms and is published after
-        {max(checkpoint["published_after_seconds"]):.1f} s. A recovery over {recovery["replayed"]} steps took
-        {recovery["took"]:.1f} s, {1e3 * recovery["seconds_replay"] / recovery["replayed"]:.0f} ms a redone step, for each of
-        which half a gigabyte is read. The tests on CUDA: {results["tests"]["summary"]}.""")
+        was never killed, bit for bit. Do steps come out the same twice? {kernels}. A checkpoint stalls a step by
+        {min(checkpoint["stall_ms"]):.0f} to {max(checkpoint["stall_ms"]):.0f} ms. A recovery over {recovery["replayed"]} steps
+        took {recovery["took"]:.1f} s, {1e3 * recovery["seconds_replay"] / recovery["replayed"]:.0f} ms a redone step. The tests
+        on CUDA: {results["tests"]["summary"]}.""")
     lines += prose("""
-        Step time over plain training, medians in turns [quartiles over the rounds]. A step of this GPU takes less time than the
-        disk needs for the gradients of 124 M parameters, so that training waits for the disk.""")
+        Step time over plain training, median [quartiles]. With 124 M parameters training waits for the disk.""")
     cost = {tuple(name.split(": ")): found for name, found in results["cost"].items() if ": " in name and "ms" in found}
     models, logs = dict.fromkeys(model for model, _ in cost), dict.fromkeys(log for _, log in cost)
     rows = (
@@ -329,7 +314,7 @@ def gpu(results: dict[str, Any]) -> Lines:
 
 
 def bench_monitor(results: dict[str, Any]) -> Lines:
-    """Beside a training run, and beside nothing."""
+    """Beside a training run, beside nothing, and under three budgets."""
     rows = [
         [f"step time of a {model}, {name}", _quartiles(ratio)]
         for model, found in results["slowdown"].items()
@@ -339,4 +324,11 @@ def bench_monitor(results: dict[str, Any]) -> Lines:
     for interval, found in results["idle"].items():
         hour, memory = found["cpu_seconds_an_hour"], found["memory_bytes"] / 1e6
         rows.append([f"idle, --interval {interval}", f"{hour:.1f} CPU seconds an hour, {memory:.0f} MB"])
-    return table(["the monitor", "measured"], rows)
+    budgets = (
+        [budget, *(f"{found[key] / (1 << 20):.1f}" for key in ("most_bytes", "last_bytes"))]
+        for budget, found in results["storage"].items()
+        if budget != "circumstances"
+    )
+    lines = table(["the monitor", "measured"], rows)
+    lines += prose("A toy that logs 1 MB a second, beside a monitor with `--interval 0.5s`:")
+    return lines + table(["budget", "on disk at most, MiB", "in the end"], budgets)

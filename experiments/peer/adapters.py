@@ -1,6 +1,7 @@
-"""How each system saves the job and brings it back, as its own documentation says: PEERS, with a class for each of them.
+"""The job that all systems save, and how each saves it and brings it back, as its own documentation says: PEERS.
 
-A system is imported when it is used.
+The job is a network with dropout and batch statistics, AdamW, a schedule, shuffled batches. The random numbers are torch's own,
+so a run is brought back exactly only with them and with the place in the data. A system is imported when it is used.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import xxhash
-from peer.job import Batch, Job, Position
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, TensorDataset
 
 from tranlogs.catalog import Catalog
 from tranlogs.catalog.rows import CheckpointRow, SegmentRow
@@ -32,15 +33,104 @@ from tranlogs_torch import LoggedOptimizer
 
 KEEP = 2  # saves that stay where a system leaves that to its user
 _DCP_COMPLETE = ".metadata"  # written last
-_SNAPSHOT_COMPLETE = ".snapshot_metadata"
 _WAIT_SECONDS = 60
+
+Batch = tuple[Tensor, Tensor]
+Wrap = Callable[[Optimizer, nn.Module], Optimizer]
+BATCH = 64  # samples
+
+
+@cache
+def digits() -> TensorDataset:
+    """Return handwritten digits, 8 x 8; 22 whole batches of them."""
+    from sklearn.datasets import load_digits
+
+    found, count = load_digits(), 22 * BATCH
+    return TensorDataset(torch.from_numpy(found.images[:count]).float() / 16, torch.from_numpy(found.target[:count]))
+
+
+class Job:
+    """Everything a script builds before its loop.
+
+    Attributes:
+        model: 64 numbers in, ten classes out.
+        optimizer: AdamW, or what `wrap` makes of it.
+        scheduler: stepped with each batch.
+        loader: shuffled batches of one epoch, their order from torch's global random state.
+    """
+
+    def __init__(self, width: int, wrap: Wrap | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(width, 10),
+        )
+        self.inner = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.optimizer = wrap(self.inner, self.model) if wrap else self.inner
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
+        self.loader: DataLoader[Any] = DataLoader(digits(), BATCH, shuffle=True)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """Take a step on a batch."""
+        nn.functional.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def digest(self, batch: Batch) -> str:
+        """Return a digest of all that the rest of the training depends on, with a batch in hand that is about to be trained."""
+        found = xxhash.xxh3_64()
+        state = [value for p in self.model.parameters() for value in self.inner.state[p].values()]
+        for tensor in [*self.model.state_dict().values(), *state, torch.get_rng_state(), *batch]:
+            found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(repr((self.scheduler.last_epoch, [group["lr"] for group in self.inner.param_groups])).encode())
+        return found.hexdigest()
+
+
+class Position:
+    """Batches for ever, and the place among them as a careful script keeps it: what its epoch began with, and how many."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader, self._taken, self._begun_with = loader, 0, torch.get_rng_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it, with torch's random state as it is now."""
+        return {"taken": self._taken, "begun_with": self._begun_with, "random": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set it, and torch's random state."""
+        self._taken, self._begun_with = state["taken"], state["begun_with"].clone()
+        torch.set_rng_state(state["random"].clone())
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield batches from this place on."""
+        while True:
+            now = torch.get_rng_state()
+            if self._taken == 0:
+                self._begun_with = now
+            torch.set_rng_state(self._begun_with)
+            batches = iter(self._loader)
+            for _ in range(self._taken):
+                next(batches)
+            if self._taken:
+                torch.set_rng_state(now)
+            for batch in batches:
+                self._taken += 1
+                yield batch
+            self._taken = 0
 
 
 class Adapter:
     """Base of those that save a state when they are told to; this one saves nothing."""
 
-    kinds = ("save",)  # of files that `newest` names
-    steps_ahead = 5  # trained before costs are measured
+    kinds: tuple[str, ...] = ("save",)  # of files that `newest` names
 
     def __init__(self, width: int, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
@@ -156,12 +246,6 @@ class TranLogsProcess(TranLogs):
     durability = "process"
 
 
-class TranLogsLater(TranLogs):
-    """Behind its first checkpoints: their log files are pruned, and written anew."""
-
-    steps_ahead = 505
-
-
 class TorchSave(Adapter):
     """As one writes it oneself."""
 
@@ -239,14 +323,11 @@ class DcpSave(Adapter):
 class DcpThread(DcpSave):
     """Asynchronous: one save at a time, the one before is waited for."""
 
-    way = AsyncCheckpointerType.THREAD
     _pending: Any = None
 
     def save(self, step: int) -> None:
         self.wait()
-        self._pending = dcp.async_save(
-            {"app": _App(self, step)}, checkpoint_id=self.folder / f"step-{step}", async_checkpointer_type=self.way
-        )
+        self._pending = dcp.async_save({"app": _App(self, step)}, checkpoint_id=self.folder / f"step-{step}")
 
     def wait(self) -> None:
         if self._pending is not None:
@@ -255,60 +336,10 @@ class DcpThread(DcpSave):
             keep_newest(self.folder, _DCP_COMPLETE)
 
 
-class DcpProcess(DcpThread):
-    """The same by another process."""
-
-    way = AsyncCheckpointerType.PROCESS
-
-
 def begin_group(folder: Path) -> None:
     """Begin a process group of one; a rendezvous file serves once."""
     place = folder / f"group-{len(list(folder.glob('group-*')))}"
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=0, world_size=1)
-
-
-class SnapshotAsync(Adapter):
-    """One at a time; its RNGState holds the random numbers. It needs a process group on machines with IPv4 only."""
-
-    _pending: Any = None
-
-    def open(self) -> int:
-        warnings.filterwarnings("ignore", module="torchsnapshot|torch")
-        begin_group(self.folder)
-        from torchsnapshot import Snapshot, StateDict
-
-        found = saves(self.folder, _SNAPSHOT_COMPLETE)
-        if not found:
-            return 0
-        progress = StateDict(step=0, position=self.position.state_dict())
-        Snapshot(str(found[-1])).restore(self._app(progress))
-        self.position.load_state_dict(progress["position"])
-        return int(progress["step"])
-
-    def save(self, step: int) -> None:
-        from torchsnapshot import Snapshot, StateDict
-
-        self.wait()
-        app = self._app(StateDict(step=step, position=self.position.state_dict()))
-        self._pending = Snapshot.async_take(str(self.folder / f"step-{step}"), app)
-
-    def wait(self) -> None:
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
-            keep_newest(self.folder, _SNAPSHOT_COMPLETE)
-
-    def _app(self, progress: Any) -> dict[str, Any]:
-        from torchsnapshot import RNGState
-
-        job = self.job
-        kept = {"model": job.model, "optimizer": job.optimizer, "scheduler": job.scheduler}
-        return {**kept, "progress": progress, "random": RNGState()}
-
-    @staticmethod
-    def newest(folder: Path) -> list[Path]:
-        found = saves(folder, _SNAPSHOT_COMPLETE)
-        return largest([path for path in found[-1].rglob("*") if not path.name.startswith(".")]) if found else []
 
 
 class FlashMemory(Adapter):
@@ -370,30 +401,6 @@ def clear_flash(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-class GradientDesc(Adapter):
-    """Its own `commit`, with the settings that it has; the place in the data is registered with it."""
-
-    _engine: Any
-
-    def open(self) -> int:
-        from gradient import GradientEngine
-
-        job = self.job
-        place = str(self.folder / "work")
-        self._engine = GradientEngine.attach(job.model, job.optimizer, job.scheduler, workspace=place, repo="job")
-        self._engine.register_state("position", getter=self.position.state_dict, setter=self.position.load_state_dict)
-        self._engine.autocommit(every=self.every)
-        return int(self._engine.resume_latest()) if self.newest(self.folder) else 0
-
-    def save(self, step: int) -> None:
-        self._engine.commit(step)
-
-    @staticmethod
-    def newest(folder: Path) -> list[Path]:
-        found = folder.glob("work/job/ckpt_*.pt")
-        return sorted(found, key=lambda path: int(path.stem.rpartition("_s")[2]))[-1:]
-
-
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A system that saves the job."""
@@ -418,14 +425,10 @@ _DLROVER = ("dlrover", "grpcio", "kubernetes", "tornado")  # and what it forgets
 PEERS: dict[str, Peer] = {
     "tranlogs": Peer("TranLogs", TranLogs, logs_steps=True),
     "tranlogs-process": Peer('TranLogs, `durability="process"`', TranLogsProcess, is_variant=True, logs_steps=True),
-    "tranlogs-later": Peer("TranLogs, its log files used again", TranLogsLater, is_variant=True, logs_steps=True),
     "torch-save": Peer("torch.save, rename", TorchSave),
     "torch-save-synced": Peer("torch.save, fsync, rename", TorchSaveSynced, is_variant=True),
     "dcp": Peer("DCP save", DcpSave),
     "dcp-thread": Peer("DCP async_save, thread", DcpThread),
-    "torchsnapshot": Peer("torchsnapshot async_take", SnapshotAsync, ("torchsnapshot-nightly",)),
     "flash-memory": Peer("Flash Checkpoint, memory (disk each tenth)", FlashMemory, _DLROVER),
     "flash-disk": Peer("Flash Checkpoint, disk", FlashDisk, _DLROVER),
-    "gradient-desc": Peer("gradient-desc", GradientDesc, ("gradient-desc",)),
-    "dcp-process": Peer("DCP async_save, process", DcpProcess),
 }

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Child
-from peer.adapters import PEERS, Adapter, clear_flash
-from peer.job import digits
+from peer.adapters import PEERS, Adapter, clear_flash, digits
 
 EVERY, CRASH, AFTER = 4, 14, 3  # steps between saves, done when the trainer dies, trained after that
 FAULTS = ("flip", "full")  # a bit of the newest save is flipped; the disk is full from a step on

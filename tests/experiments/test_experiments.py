@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch._dynamo  # noqa: F401  (the first step imports it)
 
-from tests.kills.launchers import run_script
 from tests.support import campaign
 
 _EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -21,31 +19,9 @@ _PARTS = ("disk", "replay", "steps", "trainers", "keras", "recovery", "checkpoin
 _NAMES = ("step_time", "recovered_quality", "policies") if campaign.is_soak() else ("recovered_quality", "policies")
 
 
-# run.py, with the scripts that it starts in its own process.
-_IN_ONE_PROCESS = """
-import runpy, sys
-sys.path.insert(0, sys.argv[1])
-import run
-
-def take(experiment, results, parts, *, quick):
-    script, out = str(run.HERE / experiment.script), str(results / f"{experiment.name}.json")
-    sys.argv = [script, *experiment.arguments, *parts, "--quick", "--out", out]
-    runpy.run_path(script, run_name="__main__")
-    return True
-
-run.take, sys.argv = take, ["run.py", *sys.argv[2:]]
-assert run.main() == 0
-"""
-
-
 def run(into: Path, *words: str) -> None:
-    """Run `experiments/run.py WORDS --quick`; in the gate in a fork of this process, which has imported torch."""
-    options = [*words, "--quick", "--into", str(into)]
-    if not campaign.is_soak():
-        done = run_script(_IN_ONE_PROCESS, into, _EXPERIMENTS, *options)
-        assert done.returncode == 0, done.stderr
-        return
-    command = [sys.executable, str(_EXPERIMENTS / "run.py"), *options]
+    """Run `experiments/run.py WORDS --quick`."""
+    command = [sys.executable, str(_EXPERIMENTS / "run.py"), *words, "--quick", "--into", str(into)]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -102,9 +78,9 @@ def test_the_benchmark_has_figures_and_the_page_its_models_and_runs(timing: Any,
                 assert low <= high, case
     for one in found["disk"]["young"]:
         assert one["young"] > one["payload"] > 0
-        assert f"| {one['case']}, {one['steps']:,} steps | {one['payload'] / (1 << 20):.2f} |" in page
+        assert f"\n{one['case']}, {one['steps']:,} steps | {one['payload'] / (1 << 20):.2f} |" in page
     for one in found["replay"]["replays"] if "replay" in _PARTS else ():
-        assert f"| {one['case']}, {one['form']} AdamW | {one['redone_ms']:.1f} |" in page
+        assert f"\n{one['case']}, {one['form']} AdamW | {one['redone_ms']:.1f} |" in page
     if "recovery" in found:
         assert [one["replayed"] for one in found["recovery"]["recoveries"]] == [found["recovery"]["steps"]]
         assert {case["threads"] for case in found["steps"]["cases"]} == {1, 2}
@@ -129,7 +105,8 @@ def test_recovered_quality_is_that_of_the_uninterrupted_run_and_reported(tmp_pat
         about = read(tmp_path, name)["circumstances"]
         assert about["machine"]["cpus"] > 0
         assert f"`experiments/{name}.py`, {about['at'][:10]}, `{about['commit']}`" in page
-        assert (tmp_path / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        if name != "step_time":
+            assert (tmp_path / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     if "step_time" in _NAMES:
         model = read(tmp_path, "step_time")["models"]["MLP"]
         nbytes = {log: one["bytes_per_step"] / model["parameters"] for log, one in model["logs"].items()}
@@ -160,7 +137,7 @@ def test_the_comparison_with_other_systems_tells_costs_crashes_and_faults(tmp_pa
     """Its short form: torch.save alone, real kills, and what is told of them."""
     run(tmp_path, "peers")
     page, found = (tmp_path / "results.md").read_text(), read(tmp_path, "peers")["peers"]["torch-save"]
-    assert page.count("| torch.save, rename |") == 1
+    assert page.count("\ntorch.save, rename |") == 1
     assert "| wrong, 2 lost |" in page
     [flip] = found["faults"]["flip"]
     assert [flip[key] for key in ("finished", "resumed", "lost", "verdict")] == [14, 12, 2, "wrong"]

@@ -17,14 +17,16 @@ from pathlib import Path
 from tranlogs.training import describe_end, describe_equal
 
 _FORECAST = (
-    r"(if gradients are cheap enough, )?about SIZE of log a step; next checkpoint (at the end of the epoch, or )?"
-    r"(when it saves more than it costs, )?after ((about|at most) )?# steps? \(SIZE of log\)"
-    r"; at most about SIZE on disk without crashes"
+    r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?"
+    r"((when it saves more than it costs, )?after ((about|at most) )?# steps? \(SIZE of log\)|when it saves more than it costs)"
+    r"(; at most about SIZE on disk without crashes, SIZE are free)?"
 )
-_NO_TENSORS = (
-    r"no tensors are logged: a crash costs computing the steps since the last checkpoint again; checkpoints: "
-    r"(at the end of each epoch, and )?(each when it saves more than it costs|the next one after # steps?)"
+_CHECKPOINTS = (
+    r"; checkpoints: (at the end of each epoch, and )?(each when it saves more than it costs|the next one after # steps?)"
 )
+_TRIAL = r"the first steps measure whether a log of about SIZE costs more than # % of a step" + _CHECKPOINTS
+_NO_TENSORS = r"no tensors are logged: a crash costs computing the steps since the last checkpoint again" + _CHECKPOINTS
+_START = rf"({_FORECAST}|{_TRIAL}|{_NO_TENSORS})"
 _RESUMED = (
     r"recovered to step # \((loop #, )?(epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "
     r"(?P<verdict>[a-zA-Z# -]+)\)"
@@ -32,8 +34,8 @@ _RESUMED = (
 _PLACE = r"(step #|timestep #|epoch #, batch #|epoch #, its end)"
 _UNSET = r"; the loop body did not run, so `[^;]*` (is|are) unset"
 _FORMS = (
-    rf"TranLogs: (RUN: )?fresh run: step # \(({_FORECAST}|{_NO_TENSORS})\)",
-    rf"TranLogs: RUN: fit #: ({_FORECAST}|{_NO_TENSORS})",
+    rf"TranLogs: (RUN: )?fresh run: step # \({_START}\)",
+    rf"TranLogs: RUN: fit #: {_START}",
     r"TranLogs: RUN: gradients cost # % of a step, and # % are allowed: they are logged from the next checkpoint on",
     r"TranLogs: RUN: gradients would cost # % of a step, and # % are allowed: no tensors are logged(; a crash costs "
     r"(up to|less than) SECONDS of computing)?",

@@ -12,7 +12,7 @@ import pytest
 from tranlogs.base.config import GIB, MIB
 from tranlogs.log.record_format import COVERED_MAX
 from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, RecoveryTime
-from tranlogs.training import ExpectedWrites, cadence, forecast_writes, write_forecast
+from tranlogs.training import ExpectedWrites, cadence, forecast_trial, forecast_writes, write_forecast
 from tranlogs.training.cadence import Cadence
 from tranlogs.training.write_forecast import FIRST_UNITS, ScanSchedule
 
@@ -85,11 +85,27 @@ def test_a_run_says_what_it_writes_and_when_its_next_checkpoint_comes(
     assert forecast_writes(policy, tmp_path, expected) == f"about 1.0 MiB of log a step; {says}"
 
 
+def test_a_run_whose_log_is_small_beside_the_free_disk_speaks_of_neither_its_bound_nor_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_forecast, "free_bytes", lambda path: 64 * GIB)
+    tiny = ExpectedWrites(5 * 1024, 16 * 1024, MIB)
+    said = forecast_writes(Automatic(), tmp_path, tiny, KeepLatest(2))
+    assert said == "about 7.0 KiB of log a step; next checkpoint when it saves more than it costs"
+    said = forecast_writes(EverySteps(500), tmp_path, tiny, KeepLatest(2))
+    assert said == "about 7.0 KiB of log a step; next checkpoint after 500 steps (3.4 MiB of log)"
+    said = forecast_trial(Automatic(), 5 * 1024, 0.05, at_epoch_ends=True)
+    assert said == (
+        "the first steps measure whether a log of about 7.0 KiB costs more than 5 % of a step; "
+        "checkpoints: at the end of each epoch, and each when it saves more than it costs"
+    )
+
+
 @pytest.mark.parametrize(
     ("retention", "says"),
     [
-        (KeepLatest(2), "; at most about 122.2 MiB on disk without crashes"),
-        (KeepLatest(1), "; at most about 72.1 MiB on disk without crashes"),
+        (KeepLatest(2), "; at most about 122.2 MiB on disk without crashes, 768.0 MiB are free"),
+        (KeepLatest(1), "; at most about 72.1 MiB on disk without crashes, 768.0 MiB are free"),
         (KeepAll(), " of log)"),
     ],
 )

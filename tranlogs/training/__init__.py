@@ -55,7 +55,7 @@ from .rng import (
 from .rungs import FollowedRung, Rung, choose_rung, parse_overhead
 from .scalars import Curve, ScalarHistory
 from .settings import RunSettings, check_epochs
-from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_writes
+from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_trial, forecast_writes
 
 __all__ = [
     "CAUSES",
@@ -134,6 +134,7 @@ __all__ = [
     "describe_weights_read",
     "digest_of",
     "forecast_inputs",
+    "forecast_trial",
     "forecast_writes",
     "is_below",
     "is_rounding",

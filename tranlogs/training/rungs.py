@@ -87,10 +87,6 @@ class Rung:
     def begin_fit(self) -> None:
         """It stays as it is."""
 
-    def qualify(self, forecast: str) -> str:
-        """Return a forecast of what is written, as it is."""
-        return forecast
-
 
 class MeasuredRung(Rung):
     """Decides whether tensors are logged.
@@ -186,10 +182,6 @@ class MeasuredRung(Rung):
         waits = {"gradients": _GRADIENTS_SECONDS, "inputs": self._wait}
         is_over = self.phase in waits and time.monotonic() - self._decided_at >= waits[self.phase]
         return "trial" if is_over and not self.is_settled else None
-
-    def qualify(self, forecast: str) -> str:
-        """Return a forecast of what is written if tensors are logged."""
-        return f"if gradients are cheap enough, {forecast}"
 
 
 class FollowedRung(MeasuredRung):

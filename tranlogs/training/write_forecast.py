@@ -24,6 +24,8 @@ from ..retention.checkpoint_interval import log_bytes_max
 
 _FILES_BESIDE_LOG = 5  # The first and the last file of the log are partly used, one is ready, and two are kept for recycling.
 _DATABASE_BYTES = 4 * MIB  # the catalog
+_SMALL_SHARE = 0.01  # of the free disk: less needs no mention
+_STEPS_OF_SPACE = 10_000  # Where more of them fit, time decides when a checkpoint is due.
 _DESCRIPTION_BYTES = 2 * KIB  # of a step and its boundary: random states, hyper-parameters, position in the data
 
 Place = Literal["before a step", "at a boundary"]
@@ -57,7 +59,7 @@ def forecast_writes(
 ) -> str:
     """Return how much a fresh run writes a step, when its next checkpoint comes, and how much disk space it takes at most.
 
-    A crash leaves a log file more, until the next checkpoint.
+    A bound that is small beside the free disk is left out. A crash leaves a log file more, until the next checkpoint.
 
     Args:
         policy: when a checkpoint is taken.
@@ -66,39 +68,63 @@ def forecast_writes(
         retention: which checkpoints are kept; None if that is not known.
     """
     assert writes.step_bytes > 0
+    free = free_bytes(run)
     step_bytes, state_bytes = writes.step_bytes + _DESCRIPTION_BYTES, writes.state_bytes
-    steps = _count_steps(policy, run, step_bytes, state_bytes)
+    steps = _count_steps(policy, free, step_bytes, state_bytes)
     first = "at the end of the epoch, or " if writes.at_epoch_ends else ""
     interval = _describe_interval(policy, steps, step_bytes)
     disk = ""
     if steps and isinstance(retention, KeepLatest):
         files = _FILES_BESIDE_LOG * writes.segment_bytes + _DATABASE_BYTES
         nbytes = retention.count * steps * step_bytes + (retention.count + writes.more_checkpoints + 1) * state_bytes + files
-        disk = f"; at most about {format_bytes(nbytes)} on disk without crashes"
+        if nbytes > _SMALL_SHARE * free:
+            disk = f"; at most about {format_bytes(nbytes)} on disk without crashes, {format_bytes(free)} are free"
     return f"about {format_bytes(step_bytes)} of log a step; next checkpoint {first}{interval}{disk}"
 
 
+def forecast_trial(policy: CheckpointPolicy, step_bytes: int, overhead: float, *, at_epoch_ends: bool = False) -> str:
+    """Return what a fresh run does first that logs tensors within some overhead, and when its checkpoints come.
+
+    Args:
+        policy: when a checkpoint is taken.
+        step_bytes: bytes of the tensors that a step would log.
+        overhead: what the log may cost at most, as a share of a step.
+        at_epoch_ends: True if a checkpoint is also taken at the end of each epoch.
+    """
+    return (
+        f"the first steps measure whether a log of about {format_bytes(step_bytes + _DESCRIPTION_BYTES)} "
+        f"costs more than {100 * overhead:.3g} % of a step; checkpoints: {_describe_checkpoints(policy, at_epoch_ends)}"
+    )
+
+
 def forecast_inputs(policy: CheckpointPolicy, *, at_epoch_ends: bool = False) -> str:
-    """Return what a crash costs a fresh run that logs no tensors, and when its next checkpoint comes.
+    """Return what a crash costs a fresh run that logs no tensors, and when its checkpoints come.
 
     Args:
         policy: when a checkpoint is taken.
         at_epoch_ends: True if one is also taken at the end of each epoch.
     """
+    checkpoints = _describe_checkpoints(policy, at_epoch_ends)
+    return (
+        f"no tensors are logged: a crash costs computing the steps since the last checkpoint again; checkpoints: {checkpoints}"
+    )
+
+
+def _describe_checkpoints(policy: CheckpointPolicy, at_epoch_ends: bool) -> str:
     if isinstance(policy, Automatic):
         interval = "each when it saves more than it costs"
     elif isinstance(policy, EverySteps):
         interval = f"the next one after {count(policy.steps, 'step')}"
     else:
         interval = f"the next one {_describe_interval(policy, 0, 0)}"
-    interval = f"at the end of each epoch, and {interval}" if at_epoch_ends else interval
-    return f"no tensors are logged: a crash costs computing the steps since the last checkpoint again; checkpoints: {interval}"
+    return f"at the end of each epoch, and {interval}" if at_epoch_ends else interval
 
 
-def _count_steps(policy: CheckpointPolicy, run: Path, step_bytes: int, state_bytes: int) -> int:
-    """Return how many steps lie between two checkpoints; 0 if neither bytes nor steps decide."""
+def _count_steps(policy: CheckpointPolicy, free: int, step_bytes: int, state_bytes: int) -> int:
+    """Return how many steps lie between two checkpoints at most; 0 if neither bytes nor steps decide."""
     if isinstance(policy, Automatic):
-        policy = EveryBytes(log_bytes_max(state_bytes, free_bytes(run)))
+        steps = max(log_bytes_max(state_bytes, free) // step_bytes, 1)
+        return steps if steps <= _STEPS_OF_SPACE else 0
     if isinstance(policy, EveryBytes):
         return max(policy.nbytes // step_bytes, 1)
     return policy.steps if isinstance(policy, EverySteps) else 0
@@ -110,6 +136,8 @@ def _describe_interval(policy: CheckpointPolicy, steps: int, step_bytes: int) ->
         if isinstance(policy, Automatic):
             after = "when it saves more than it costs, after at most "
         return f"{after}{count(steps, 'step')} ({format_bytes(steps * step_bytes)} of log)"
+    if isinstance(policy, Automatic):
+        return "when it saves more than it costs"
     if isinstance(policy, EverySeconds):
         return f"after {format_seconds(policy.seconds)}"
     if isinstance(policy, RecoveryTime):

@@ -24,6 +24,7 @@ from tranlogs.training import (
     Target,
     describe_replacement,
     forecast_inputs,
+    forecast_trial,
     forecast_writes,
     recover,
 )
@@ -184,17 +185,15 @@ def report_start(parts: RunParts, settings: Settings, *, ends: int = 0) -> None:
 
     `ends` further checkpoints are kept, at the ends of fits.
     """
-    policy = settings.shared.policy
-    if parts.rung.logs_tensors:
-        state_bytes, trained = parts.state.nbytes(), sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
-        writes = ExpectedWrites(
-            step_bytes=max(trained if parts.state.log == "gradients" else state_bytes, 1),
-            state_bytes=state_bytes,
-            segment_bytes=parts.resources.config.segment_bytes,
-            at_epoch_ends=settings.every_epoch,
-            more_checkpoints=ends,
-        )
-        forecast = parts.rung.qualify(forecast_writes(policy, settings.run, writes, settings.retention.inner))
+    policy, rung, epochs = settings.shared.policy, parts.rung, settings.every_epoch
+    state_bytes, trained = parts.state.nbytes(), sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
+    step_bytes = max(trained if parts.state.log == "gradients" else state_bytes, 1)
+    if not rung.logs_tensors:
+        forecast = forecast_inputs(policy, at_epoch_ends=epochs)
+    elif rung.is_measured and rung.overhead is not None:
+        forecast = forecast_trial(policy, step_bytes, rung.overhead, at_epoch_ends=epochs)
     else:
-        forecast = forecast_inputs(policy, at_epoch_ends=settings.every_epoch)
+        segment_bytes = parts.resources.config.segment_bytes
+        writes = ExpectedWrites(step_bytes, state_bytes, segment_bytes, at_epoch_ends=epochs, more_checkpoints=ends)
+        forecast = forecast_writes(policy, settings.run, writes, settings.retention.inner)
     parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

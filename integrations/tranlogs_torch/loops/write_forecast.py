@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tranlogs.base.config import fitting_segment_bytes
-from tranlogs.training import ExpectedWrites, forecast_inputs, forecast_writes
+from tranlogs.training import ExpectedWrites, forecast_inputs, forecast_trial, forecast_writes
 
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..tensors.arrays import local
@@ -25,8 +25,10 @@ def forecast(parts: RunParts) -> str:
     logged = {name: _share_logged(hooks) for name, hooks in parts.hooks.items()}
     step_bytes = max(round(sum(logged[name] * nbytes for name, nbytes in trained.items())), 1)
     settings = parts.settings
+    if parts.rung.is_measured and parts.rung.overhead is not None:
+        return forecast_trial(settings.policy, step_bytes, parts.rung.overhead)
     writes = ExpectedWrites(step_bytes, state_bytes, parts.resources.config.segment_bytes)
-    return parts.rung.qualify(forecast_writes(settings.policy, settings.run, writes, settings.retention))
+    return forecast_writes(settings.policy, settings.run, writes, settings.retention)
 
 
 def _share_logged(hooks: OptimizerHooks) -> float:

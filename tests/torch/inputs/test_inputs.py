@@ -86,6 +86,8 @@ def test_the_order_in_which_states_came_to_be_is_no_difference(tmp_path: Path) -
             scripts.step(attempt, model, optimizer, batch)
             if attempt.run and number == 5:
                 optimizer.checkpoint()
+            if attempt.run and number == 6:
+                optimizer.training_run.journal.wait_checkpoint()
         attempt.keep(model=model, optimizer=optimizer)
         optimizer.close()
 

@@ -40,7 +40,7 @@ def test_by_default_the_log_between_checkpoints_is_bounded_by_the_free_disk(
         report = optimizer.recover()
         assert str(report) == (
             "fresh run: step 0 (about 1.0 MiB of log a step; next checkpoint when it saves more than it costs, "
-            "after at most 47 steps (47.1 MiB of log); at most about 4.9 GiB on disk without crashes)"
+            "after at most 47 steps (47.1 MiB of log); at most about 4.9 GiB on disk without crashes, 768.0 MiB are free)"
         )
         for _ in optimizer.steps(until=100):
             model(torch.randn(1, 512)).square().sum().backward()
@@ -87,7 +87,7 @@ def test_a_small_run_takes_what_its_start_line_says_and_gives_spare_files_back(
     model = nn.Linear(256, 256, bias=False)  # 0.25 MiB
     run = tmp_path / "run"
     optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters()), run, model, log="gradients", durability="process")
-    said = re.search(r"; at most about ([\d.]+) (MiB) on disk without crashes\)$", str(optimizer.recover()))
+    said = re.search(r"; at most about ([\d.]+) (MiB) on disk without crashes, 192.0 MiB are free\)$", str(optimizer.recover()))
     assert said is not None
     limit, taken = float(said[1]) * BYTES[said[2].lower()], []
     for number in optimizer.steps(until=220, stateless=True):
