@@ -203,15 +203,17 @@ def test_the_example_goes_on_after_sigkill_of_torchrun(groups: Groups, tmp_path:
         lines += process.stdout.readlines()
     told = "".join(lines)
     assert len(orphans) == 2
-    assert "fresh run: step 0\n" in told
+    assert "fresh run: step 0 (the first steps measure whether a log of about 168.0 KiB costs more than 5 % of a step; " in told
     safe = re.findall(r"torchrun's process \d+, which started this one, is gone: steps up to (\d+) are safe", told)
     assert len(safe) == 2, told
     again = groups(2).calls("tests.distributed.scripts.run_example", path=str(script))
-    landed = re.search(r"recovered to step (\d+) \(.* (bit-exact|being proven)\)", again)
-    assert landed is not None, again
-    assert min(map(int, safe)) - int(landed[1]) in (0, 1), again
-    assert int(landed[1]) >= 3 * 29 - 2  # of three epochs, less one that is computed again
-    assert "are equal to those before the crash, bit for bit" in again
+    assert re.search(r"recovered to step \d+ \(.* being proven\)", again), again
+    proven = re.search(
+        r"(\d+) (?:was|were) computed again on all 2 ranks: .* are equal to those before the crash, bit for", again
+    )
+    assert proven is not None, again
+    assert min(map(int, safe)) - int(proven[1]) in (0, 1), again
+    assert int(proven[1]) >= 3 * 29 - 10  # of three epochs; the newest steps are in no record yet if none has tensors
     epochs = dict.fromkeys(re.findall(r"^epoch (\d+):", told + again, re.MULTILINE))  # one that was left may be told twice
     assert list(epochs) == [str(number) for number in range(_EPOCHS)]
     right = re.search(r"done: (\S+) of the digits", again)

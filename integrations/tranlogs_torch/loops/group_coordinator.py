@@ -148,6 +148,10 @@ class GroupCoordinator(RankCoordinator):
     def copies(self) -> int:
         return self._division.copies
 
+    @property
+    def portion(self) -> float:
+        return self.copies / self.world if self._division.is_active else 1.0
+
     def share(self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[Named]) -> list[Portion] | None:
         return self._division.share(name, optimizer, named) if self._is_lockstep() else None
 

@@ -41,6 +41,11 @@ class RankCoordinator:
         return 1
 
     @property
+    def portion(self) -> float:
+        """The part of each step's gradients that this rank logs."""
+        return 1.0
+
+    @property
     def recheck_obstacle(self) -> str:
         """Why the processes cannot compute a unit again together; "" if they can."""
         return ""

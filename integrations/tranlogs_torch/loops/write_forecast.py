@@ -15,15 +15,13 @@ _REDUCED = {None: 1.0, "bf16": 0.5, "int8": 0.25 + 1 / 256}  # of the bytes of f
 
 
 def forecast(parts: RunParts) -> str:
-    """Return how much a fresh run writes; empty for several processes, which may divide the log."""
+    """Return how much this process writes in a fresh run, and when its checkpoints come."""
     if not parts.rung.logs_tensors:
         return forecast_inputs(parts.settings.policy)
-    if not parts.coordinator.is_single:
-        return ""
     trained = {name: sum(local(p).nbytes for p in hooks.parameters() if p.requires_grad) for name, hooks in parts.hooks.items()}
     state_bytes = parts.state.nbytes() + sum(count_kept(parts.hooks[name].inner) * n for name, n in trained.items())
     logged = {name: _share_logged(hooks) for name, hooks in parts.hooks.items()}
-    step_bytes = max(round(sum(logged[name] * nbytes for name, nbytes in trained.items())), 1)
+    step_bytes = max(round(parts.coordinator.portion * sum(logged[name] * nbytes for name, nbytes in trained.items())), 1)
     settings = parts.settings
     if parts.rung.is_measured and parts.rung.overhead is not None:
         return forecast_trial(settings.policy, step_bytes, parts.rung.overhead)
