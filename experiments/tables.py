@@ -152,11 +152,12 @@ def peers(results: dict[str, Any]) -> Lines:
     lines = prose(f"""
         An MLP of {results["parameters"] / 1e6:.1f} M parameters, AdamW, a schedule, shuffled batches, one thread: its steps
         are short for its size, which is hard for a log. All systems are handed weights, optimizer, schedule, random numbers
-        and the place in the data, as their documentation says; a save every {_EVERY} steps. TranLogs has `log="gradients"`.
-        Step time: mean (99th percentile) over no saving. Steps lost: the mean of kills at random moments, and how often what
-        came back was exact. Back: seconds from the start of the script's own work until it is behind the crash step. Wasted:
-        percent of time at a failure an hour, T_wasted = t_ckpt + 1/(2f) + t_rtvl (Gemini, SOSP'23), at the best interval of 1,
-        10 and 100 steps where nothing wrong came back. [How each system is used](../experiments/README.md).""")
+        and the place in the data, as their documentation says; a save every {_EVERY} steps. With `log="auto"`, the default,
+        TranLogs goes on without tensors here. Step time: mean (99th percentile) over no saving. Steps lost, or computed again
+        with `log="inputs"`: the mean of kills at random moments, and how often what came back was exact. Back: seconds from
+        the start of the script's own work until it is behind the crash step. Wasted: percent of time at a failure an hour,
+        T_wasted = t_ckpt + 1/(2f) + t_rtvl (Gemini, SOSP'23), at the best interval of 1, 10 and 100 steps where nothing wrong
+        came back. [How each system is used](../experiments/README.md).""")
     rows = ([peer["title"], *_costs(peer), *_kills(peer), *_faults(peer), _wasted(peer)] for peer in found if "cost" in peer)
     costs = ["step time", "MB a step", "steps lost", "back, s"]
     return lines + table(["system", *costs, "a bit of the newest save flips", "disk full", "wasted"], rows)

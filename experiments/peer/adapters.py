@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import xxhash
+from paired_timing import seconds
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
@@ -155,6 +156,15 @@ class Adapter:
     def wait(self) -> None:
         """Wait until what was saved is there."""
 
+    def seconds_until_usable(self, step: int) -> float:
+        """Return how long it takes from the beginning of a save until it is there."""
+
+        def work() -> None:
+            self.save(step)
+            self.wait()
+
+        return seconds(work)
+
     def close(self) -> None:
         """End the training."""
 
@@ -204,13 +214,14 @@ def largest(files: list[Path]) -> list[Path]:
 class TranLogs(Adapter):
     """By gradients; `every` is that of the checkpoints."""
 
+    log: ClassVar[Literal["gradients", "inputs"]] = "gradients"
     durability = "machine"
     kinds = ("checkpoint", "log")
     _logged: LoggedOptimizer
 
     def wrap(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
         settings: dict[str, Any] = {"checkpoint_every": self.every, "durability": self.durability}
-        self._logged = LoggedOptimizer(optimizer, self.folder / "run", model, log="gradients", **settings)
+        self._logged = LoggedOptimizer(optimizer, self.folder / "run", model, log=self.log, **settings)
         return self._logged
 
     def open(self) -> int:
@@ -238,6 +249,21 @@ class TranLogs(Adapter):
         newest = max((row for row in checkpoints if row.state == "published"), key=lambda row: row.sequence)
         written = max((row for row in segments if row.state in ("open", "sealed")), key=lambda row: row.ordinal)
         return [run / "checkpoints" / newest.name / "state.safetensors", run / "log" / written.file]
+
+
+class TranLogsInputs(TranLogs):
+    """Without tensors, as `log="auto"` goes on where gradients cost too much: the loop computes again from a checkpoint on."""
+
+    log = "inputs"
+    kinds = ("checkpoint",)
+
+    def seconds_until_usable(self, step: int) -> float:
+        schedule = self._logged.training_run.journal.checkpoints.schedule
+        return schedule.stall_seconds + schedule.writing_seconds
+
+    @staticmethod
+    def newest(folder: Path) -> list[Path]:
+        return TranLogs.newest(folder)[:1]
 
 
 class TranLogsProcess(TranLogs):
@@ -423,8 +449,9 @@ class Peer:
 _DLROVER = ("dlrover", "grpcio", "kubernetes", "tornado")  # and what it forgets to ask for
 
 PEERS: dict[str, Peer] = {
-    "tranlogs": Peer("TranLogs", TranLogs, logs_steps=True),
-    "tranlogs-process": Peer('TranLogs, `durability="process"`', TranLogsProcess, is_variant=True, logs_steps=True),
+    "tranlogs": Peer('TranLogs, `log="gradients"`', TranLogs, logs_steps=True),
+    "tranlogs-process": Peer('the same, `durability="process"`', TranLogsProcess, is_variant=True, logs_steps=True),
+    "tranlogs-inputs": Peer('TranLogs, `log="inputs"`', TranLogsInputs),
     "torch-save": Peer("torch.save, rename", TorchSave),
     "torch-save-synced": Peer("torch.save, fsync, rename", TorchSaveSynced, is_variant=True),
     "dcp": Peer("DCP save", DcpSave),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paired_timing import seconds
 from peer.adapters import PEERS, Adapter
 from peer.lives import descendants
 
@@ -40,7 +39,7 @@ def measure_cost(peer: str, folder: Path, width: int, every: int, blocks: int) -
             times[adapter] += [next(turn) for _ in range(_BLOCK)][1:]
             adapter.wait()
     written = _written_bytes() - before
-    usable = 0.0 if PEERS[peer].logs_steps else float(np.median([_seconds_until_usable(saved, 10**6 + i) for i in range(3)]))
+    usable = 0.0 if PEERS[peer].logs_steps else float(np.median([saved.seconds_until_usable(10**6 + i) for i in range(3)]))
     saved.close()
     return {
         "written_per_step": written / (blocks * _BLOCK),
@@ -66,16 +65,6 @@ def _steps(adapter: Adapter, saves: bool) -> Iterator[float]:
             adapter.save(step)
         batch = next(batches)
         taken = time.perf_counter() - begun
-
-
-def _seconds_until_usable(adapter: Adapter, step: int) -> float:
-    """Return how long it takes from the beginning of a save until it is there."""
-
-    def work() -> None:
-        adapter.save(step)
-        adapter.wait()
-
-    return seconds(work)
 
 
 def _written_bytes() -> int:
