@@ -155,18 +155,17 @@ class _Known:
     at: int
     arrays: list[_KnownArray]
 
-    def pack(self, name: str, record: int, base: _Known | None) -> PackedBody:
-        """Return what the record at an offset has of the part and its arrays, apart from what the base has."""
-        packed: PackedBody = {}
+    def pack(self, packed: PackedBody, name: str, record: int, base: _Known | None) -> None:
+        """Add what the record at an offset has of the part and its arrays, apart from what the base has."""
         if base is None or base.at != self.at:
             packed[name] = self.part.blob if self.at == record else self.at
         known = base.arrays if base is not None else []
-        for i, array in enumerate(self.arrays):
-            if i >= len(known) or known[i] is not array:
-                packed[f"{name}#{i}"] = array.row if array.at == record else array.at
-        for i in range(len(self.arrays), len(known)):
-            packed[f"{name}#{i}"] = None
-        return packed
+        if self.arrays or known:
+            for i, array in enumerate(self.arrays):
+                if i >= len(known) or known[i] is not array:
+                    packed[f"{name}#{i}"] = array.row if array.at == record else array.at
+            for i in range(len(self.arrays), len(known)):
+                packed[f"{name}#{i}"] = None
 
 
 class SegmentDefinitions:
@@ -242,14 +241,15 @@ class SegmentDefinitions:
         if not (is_boundary and self._base and self._refer_to_base(placed)):
             placed.is_base = is_boundary
             for name, known in placed.parts.items():
-                placed.packed |= known.pack(name, placed.record, None)
+                known.pack(placed.packed, name, placed.record, None)
 
     def _refer_to_base(self, placed: PlacedBody) -> bool:
         """Pack what has changed since an earlier boundary. Return False if too few parts are equal."""
-        base, packed = self._base, PackedBody()
+        base, record = self._base, placed.record
+        packed: PackedBody = {}
         for name, known in placed.parts.items():
             if (old := base.get(name)) is not known:
-                packed |= known.pack(name, placed.record, old)
+                known.pack(packed, name, record, old)
         if not base.keys() <= placed.parts.keys():
             for name in base.keys() - placed.parts.keys():
                 packed |= dict.fromkeys([name, *(f"{name}#{i}" for i in range(len(base[name].arrays)))])
@@ -260,21 +260,26 @@ class SegmentDefinitions:
 
     def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
         """Return where a part stands: what has changed since it last stood in the segment, in this record."""
-        before, arrays = known.arrays if known is not None else [], list[_KnownArray]()
-        for i, array in enumerate(part.arrays):
-            digest = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
-            if i < len(before) and before[i].digest == digest:
-                arrays.append(before[i])
-            else:
-                arrays.append(_KnownArray(digest, placed.add(array), placed.record))
-                placed.fresh.append(arrays[-1])
+        arrays = self._place_arrays(part.arrays, known, placed) if part.arrays else []
         if known is not None and known.part.blob == part.blob:
-            if arrays == before:
+            if arrays == known.arrays:
                 known.part = part
                 return known
             return _Known(part, known.at, arrays)
         found = _Known(part, placed.record, arrays)
         placed.fresh.append(found)
+        return found
+
+    def _place_arrays(self, arrays: Sequence[Array], known: _Known | None, placed: PlacedBody) -> list[_KnownArray]:
+        before = known.arrays if known is not None else []
+        found: list[_KnownArray] = []
+        for i, array in enumerate(arrays):
+            digest = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
+            if i < len(before) and before[i].digest == digest:
+                found.append(before[i])
+            else:
+                found.append(_KnownArray(digest, placed.add(array), placed.record))
+                placed.fresh.append(found[-1])
         return found
 
 
