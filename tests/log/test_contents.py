@@ -15,7 +15,7 @@ from tests.support.bare_log import BareLog, boundary, whole
 from tests.support.faults import failing
 from tranlogs.base.config import OUT_OF_LINE_BYTES_MIN
 from tranlogs.base.errors import LogUnavailable, UnencodableState
-from tranlogs.base.types import dense
+from tranlogs.base.types import Array, Piece, dense
 from tranlogs.encoding import tree
 from tranlogs.encoding.tree import Fixed
 from tranlogs.log.layout import NO_TENSORS, Payload
@@ -67,6 +67,26 @@ def test_decoding_may_start_where_everything_is_defined_again(bare: BareLog) -> 
     assert all(np.array_equal(body["ema"], big) for body in bodies[1::2])
     assert bodies[0::2] == [{"lr": 1}] * 3
     assert values == [[step] * 5 for step in (4, 5, 6)]
+
+
+def test_of_a_tensor_in_ranges_each_range_is_read_alone(bare: BareLog) -> None:
+    """The ranges that a rank and its copies have need not be the whole tensor."""
+    numbers = np.arange(6, dtype=np.float32)
+    ranges = [
+        Array("float32", (3,), dense(numbers[at : at + 3]).data, whole=(9,), piece=Piece("flat", (at,), (3,))) for at in (0, 3)
+    ]
+    log = bare.open()
+    payload = Payload.of([("grad/w", one) for one in ranges])
+    log.append(payload, EncodedContent(RecordKind.UNIT, 1, whole(log, {}) | log.encoder.parts({}, None)))
+    log.close()
+    [link] = bare.links()
+    with SegmentReader(link.segment.path) as reader:
+        entry = reader.decode(link.location)
+        found = [entry.read_slot(i) for i in entry.layout.index["grad/w"]]
+        first = entry.read("grad/w")
+    assert [one.data.view(np.float32).tolist() for one in found if one is not None] == [[0, 1, 2], [3, 4, 5]]
+    assert first is not None
+    assert first.data.tobytes() == ranges[0].data.tobytes()
 
 
 LARGE = [np.random.default_rng(i).integers(0, 256, OUT_OF_LINE_BYTES_MIN + i, np.uint8) for i in range(3)]

@@ -93,7 +93,7 @@ def _overwrite(path: Path, span: Span, rnd: random.Random, verb: str, make: Call
 def tensor_span(entry: Record, name: str) -> Span:
     """Return where the bytes of a tensor lie in the segment's file; its record must not be compressed."""
     assert not any(piece["codec"] != "raw" for piece in entry.describe_pieces()), "stored bytes are others than the tensor's"
-    slots, starts = entry.slots_of(name), entry.starts()
+    slots, starts = entry.layout.index[name], entry.starts()
     sizes = entry.layout.sizes_in(entry.absent, entry.sparse)
     at = entry.location.payload_offset
     return at + starts[slots[0]], at + starts[slots[-1]] + sizes[slots[-1]]

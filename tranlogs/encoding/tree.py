@@ -143,7 +143,11 @@ def decode(
         MalformedTree: the bytes are damaged.
     """
     decoder = _Decoder(
-        arrays, parts or _default_part, make_array or _default_array, make_extension or _default_extension, has_data
+        arrays,
+        parts or (lambda index: Extension("part", index)),
+        make_array or (lambda array: to_numpy(array) if isinstance(array, Array) and not array.is_tensor else array),
+        make_extension or (lambda extension: extension),
+        has_data,
     )
     try:
         return decoder.unpack(data)
@@ -417,18 +421,6 @@ class _Decoder:
         if not isinstance(found, Array) or (found.dtype, found.shape) != (array.dtype, array.shape):
             raise MalformedTree(f"the array out of line is not {array.dtype}{list(array.shape)}")
         return found
-
-
-def _default_array(array: AnyArray) -> Any:
-    return to_numpy(array) if isinstance(array, Array) and not array.is_tensor else array
-
-
-def _default_part(index: int) -> Any:
-    return Extension("part", index)
-
-
-def _default_extension(extension: Extension) -> Any:
-    return extension
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:

@@ -62,14 +62,11 @@ class PruningHolds:
         """Let nothing be pruned inside the block. If the block fails, the hold lasts until a process continues the run."""
         self.keeps_all = True
         with self._catalog.transaction() as tables:
-            self._put_lasting(tables)
+            tables.put_request("hold", {"pid": self._pid, "outlives": True})
         yield
         self.keeps_all = False
         with suppress(*SUSPENDING_ERRORS), self._catalog.transaction() as tables:
             tables.delete(_KEY)
-
-    def _put_lasting(self, tables: Tables) -> None:
-        tables.put_request("hold", {"pid": self._pid, "outlives": True})
 
     def release(self, tables: Tables) -> None:
         """Delete this process's hold: from this transaction on, the catalog records where the process continues."""

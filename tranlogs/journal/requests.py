@@ -67,7 +67,9 @@ class RequestService:
     """Serves requests from the opening of a journal to its end, whether the log is open or suspended."""
 
     def __init__(self, catalog: Catalog) -> None:
-        drop_requests(catalog.path.parent)
+        # Requests that a former owner did not serve: whoever asked asks again. One that is being written stays.
+        for path in (catalog.path.parent / REQUESTS_NAME).glob("[!.]*"):
+            path.unlink(missing_ok=True)
         self._catalog, self._is_ending = catalog, threading.Event()
         self._thread: threading.Thread | None = None
         try:
@@ -120,12 +122,6 @@ def serve_requests(catalog: Catalog) -> None:
                 (folder / name).unlink(missing_ok=True)
         except (CorruptCatalog, LogUnavailable, OSError) as error:
             _log.debug("%s: the request could not be served: %s", folder / name, error)
-
-
-def drop_requests(folder: Path) -> None:
-    """Delete the requests that a former owner did not serve. Whoever asked asks again. One that is being written stays."""
-    for path in (folder / REQUESTS_NAME).glob("[!.]*"):
-        path.unlink(missing_ok=True)
 
 
 def _read_request(path: Path) -> tuple[int, Change | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 from ..base import lazy_numpy as np
 from ..base.errors import CorruptRecord
-from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSpec
+from ..base.types import AnyArray, Array, Bytes, SparseArray, TensorSpec
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
@@ -216,16 +215,8 @@ class Record:
         """Return the names of the record's tensors in order, including absent ones."""
         return list(dict.fromkeys(self.layout.names))
 
-    def slots_of(self, name: str) -> list[int]:
-        """Return the indices in the layout of a tensor; more than one if the record holds several ranges of it.
-
-        Raises:
-            KeyError: the record has no such tensor.
-        """
-        return self.layout.index[name]
-
     def read(self, name: str, out: Bytes | None = None) -> AnyArray | None:
-        """Read a tensor; return None if it is absent. If the record holds a single piece of it, return that piece.
+        """Read a tensor; return None if it is absent. If the record holds pieces of it, return the first one.
 
         Args:
             out: memory for a dense tensor. If it is large enough, the returned array is a view of it.
@@ -234,8 +225,7 @@ class Record:
             CorruptRecord: the bytes are damaged; the error names file, step and tensor.
             KeyError: the record has no such tensor.
         """
-        slots = self.slots_of(name)
-        return self.read_slot(slots[0], out) if len(slots) == 1 else self._join(slots, out)
+        return self.read_slot(self.layout.index[name][0], out)
 
     def read_slot(self, index: int, out: Bytes | None = None) -> AnyArray | None:
         """Read the tensor at an index of the layout; return None if it is absent. `out` is as for `read`."""
@@ -256,18 +246,6 @@ class Record:
         indices = Array("int64", (form.dims, form.nnz), data[:first])
         values = Array(spec.dtype, (form.nnz, *spec.shape[form.dims :]), data[first:])
         return SparseArray(spec.shape, indices, values, form.is_coalesced)
-
-    def _join(self, slots: list[int], out: Bytes | None) -> Array:
-        """Read a tensor that the record holds as several flat ranges."""
-        spec = self.layout.tensors[slots[0]]
-        itemsize, total = ITEMSIZE[spec.dtype], math.prod(spec.shape) * ITEMSIZE[spec.dtype]
-        data = out[:total] if out is not None and out.nbytes >= total else np.empty(total, np.uint8)
-        for index in slots:
-            piece = self.layout.tensors[index].piece
-            assert piece is not None
-            start = piece.offset[0] * itemsize
-            self.read_slot(index, data[start : start + piece.length[0] * itemsize])
-        return Array(spec.dtype, spec.shape, data, spec.strides)
 
     def read_all(self, out: Bytes | None = None) -> Bytes:
         """Read the bytes of all present tensors, in the order of the layout, by one contiguous read; into `out` if they fit."""
@@ -407,13 +385,9 @@ class Record:
         if not name:
             sizes = self.layout.sizes_in(self.absent, self.sparse)
             spans = zip(self.layout.names, self.starts(), sizes, strict=True)
-            name = _list_names([name for name, at, size in spans if size and at < end and at + size > start])
+            names = [name for name, at, size in spans if size and at < end and at + size > start]
+            name = ", ".join(names[:_NAMES_MAX]) + (f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else "")
         return CorruptRecord(self.reader.path, why, step=self.step, tensor=name or None)
-
-
-def _list_names(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-    return ", ".join(names[:_NAMES_MAX]) + more
 
 
 def _bitmap(data: bytes, count: int) -> frozenset[int]:

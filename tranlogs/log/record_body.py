@@ -157,18 +157,17 @@ class _Known:
     at: int
     arrays: list[_KnownArray]
 
-    def pack(self, name: str, record: int, base: _Known | None) -> PackedBody:
-        """Return what the record at an offset has of the part and its arrays, apart from what the base has."""
-        packed: PackedBody = {}
+    def pack(self, packed: PackedBody, name: str, record: int, base: _Known | None) -> None:
+        """Add what the record at an offset has of the part and its arrays, apart from what the base has."""
         if base is None or base.at != self.at:
             packed[name] = self.part.blob if self.at == record else self.at
         known = base.arrays if base is not None else []
-        for i, array in enumerate(self.arrays):
-            if i >= len(known) or known[i] is not array:
-                packed[f"{name}#{i}"] = array.row if array.at == record else array.at
-        for i in range(len(self.arrays), len(known)):
-            packed[f"{name}#{i}"] = None
-        return packed
+        if self.arrays or known:
+            for i, array in enumerate(self.arrays):
+                if i >= len(known) or known[i] is not array:
+                    packed[f"{name}#{i}"] = array.row if array.at == record else array.at
+            for i in range(len(self.arrays), len(known)):
+                packed[f"{name}#{i}"] = None
 
 
 class SegmentDefinitions:
@@ -240,7 +239,7 @@ class SegmentDefinitions:
             known = self._parts.get(name)
             if known is None or known.part is not part:
                 if part.arrays or (known is not None and known.arrays):
-                    known = self._place_arrays(part, known, placed)
+                    known = self._place(part, known, placed)
                 elif known is not None and known.part.blob == part.blob:
                     known.part = part
                 else:
@@ -264,23 +263,28 @@ class SegmentDefinitions:
         placed.packed = {BASE: self._base_at, **packed}
         return True
 
-    def _place_arrays(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
-        """Return where a part stands that has or had arrays: what has changed since it last stood in the segment, here."""
-        before, arrays = known.arrays if known is not None else [], list[_KnownArray]()
-        for i, array in enumerate(part.arrays):
-            digest = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
-            if i < len(before) and before[i].digest == digest:
-                arrays.append(before[i])
-            else:
-                arrays.append(_KnownArray(digest, placed.add(array), placed.record))
-                placed.fresh.append(arrays[-1])
+    def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
+        """Return where a part stands: what has changed since it last stood in the segment, in this record."""
+        arrays = self._place_arrays(part.arrays, known, placed) if part.arrays else []
         if known is not None and known.part.blob == part.blob:
-            if arrays == before:
+            if arrays == known.arrays:
                 known.part = part
                 return known
             return _Known(part, known.at, arrays)
         found = _Known(part, placed.record, arrays)
         placed.fresh.append(found)
+        return found
+
+    def _place_arrays(self, arrays: Sequence[Array], known: _Known | None, placed: PlacedBody) -> list[_KnownArray]:
+        before = known.arrays if known is not None else []
+        found: list[_KnownArray] = []
+        for i, array in enumerate(arrays):
+            digest = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
+            if i < len(before) and before[i].digest == digest:
+                found.append(before[i])
+            else:
+                found.append(_KnownArray(digest, placed.add(array), placed.record))
+                placed.fresh.append(found[-1])
         return found
 
 
@@ -292,7 +296,7 @@ def _pack(placed: PlacedBody, base: Mapping[str, _Known]) -> PackedBody:
         if old is known:
             continue
         if known.arrays or (old is not None and old.arrays):
-            packed |= known.pack(name, record, old)
+            known.pack(packed, name, record, old)
         elif old is None or old.at != known.at:
             packed[name] = known.part.blob if known.at == record else known.at
     return packed

@@ -231,11 +231,11 @@ def _compare_steps(a: Record, b: Record) -> Iterator[Difference]:
     step = a.step
     for path, detail in find_differences(_without_form(a.body()), _without_form(b.body())):
         yield Difference("hyper-parameters", path, detail, step)
-    if a.tensor_names() != b.tensor_names():
+    if a.layout.names != b.layout.names:
         yield Difference("gradients", "other tensors have gradients", "", step)
     elif xxhash.xxh3_64_digest(a.read_all().data) != xxhash.xxh3_64_digest(b.read_all().data):
-        for name in a.tensor_names():
-            x, y = a.read(name), b.read(name)
+        for i, name in enumerate(a.layout.names):
+            x, y = a.read_slot(i), b.read_slot(i)
             if (found := find_difference(x, y)) is not None:
                 detail = found[1] if x is None or y is None else describe_arrays(x, y)
                 yield Difference("gradients", name.removeprefix("grad/"), detail, step)

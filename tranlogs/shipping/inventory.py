@@ -177,12 +177,9 @@ class Inventory:
         durable = self._manifests.durable
         if durable is not None and durable is not found:
             older = [item for name, item in durable.shipped.items() if not _is_same(found.shipped.get(name), item)]
-            superseded += [self._read_durability(item) for item in older]
+            stat = self._store.stat
+            superseded += [replace(item, is_durable=all(is_durable(stat(name)) for name in item.names())) for item in older]
         return superseded
-
-    def _read_durability(self, item: ShippedItem) -> ShippedItem:
-        are_durable = all(is_durable(self._store.stat(name)) for name in item.names())
-        return replace(item, is_durable=are_durable)
 
     # Publishing manifests.
 

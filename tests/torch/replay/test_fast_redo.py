@@ -112,7 +112,7 @@ def flip_a_bit_of(run: Path, name: str, step: int) -> None:
         with SegmentReader(path) as reader:
             for entry in reader.records(scan(path, named[1])):
                 if entry.head.step == step and name in entry.tensor_names():
-                    at = entry.location.payload_offset + entry.starts()[entry.slots_of(name)[0]]
+                    at = entry.location.payload_offset + entry.starts()[entry.layout.index[name][0]]
                     with open(path, "r+b") as file:
                         file.seek(at)
                         (byte,) = file.read(1)

@@ -382,8 +382,7 @@ class _Work:
             state.shards = shards
             try:
                 plan = planner.plan(log, donor, base)
-                earlier = planner.read_earlier_notes(log, plan) if plan.source is not None and plan.links else None
-                return execute_plan(planner.folders[donor], plan, state, log.facts.notes, progress, earlier)
+                return execute_plan(planner.folders[donor], plan, state, log.facts.notes, progress)
             finally:
                 state.shards = None
                 notes += shards.notes
