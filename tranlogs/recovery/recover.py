@@ -36,6 +36,7 @@ _ATTEMPTS_MAX = 1000  # each attempt that meets damage rules out a checkpoint or
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, and the total
 StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
+EarlierNotes = tuple[dict[str, Any], StepScalars]  # parts of a boundary's body, and scalars
 
 
 @dataclass(slots=True)
@@ -237,9 +238,18 @@ class _DamagePlanner:
 
 
 def execute_plan(
-    folder: Path, plan: RecoveryPlan, state: Recoverable, notes: list[str], progress: Progress | None
+    folder: Path,
+    plan: RecoveryPlan,
+    state: Recoverable,
+    notes: list[str],
+    progress: Progress | None,
+    earlier: EarlierNotes | None = None,
 ) -> Recovered:
     """Load the checkpoint of a plan and redo its records.
+
+    Args:
+        earlier: with a checkpoint of another journal, what this journal noted before the plan's records. It is set together
+            with the body of the last boundary.
 
     Raises:
         CorruptCheckpoint, DamagedRecord: the checkpoint or a record is damaged. The state may be set in part; another plan
@@ -248,6 +258,7 @@ def execute_plan(
     start = time.monotonic()
     body: dict[str, Any] = {}
     parts: dict[str, bytes] = {}
+    before, scalars_before = earlier or ({}, [])
     links = tuple(plan.links)  # of a Run, each pass over the links would make them again
     with open_planned_checkpoint(folder, plan) as checkpoint:
         differences = state.differences(checkpoint)
@@ -259,7 +270,7 @@ def execute_plan(
         replayed, divergence, scalars = _redo_records(state, links, progress)
         if links:
             body, parts = read_boundary(state, links[-1])
-            state.set_auxiliary(body)
+            state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     return Recovered(
         plan,
@@ -269,7 +280,7 @@ def execute_plan(
         seconds_load=loaded - start,
         seconds_replay=time.monotonic() - loaded,
         divergence=divergence,
-        scalars=scalars,
+        scalars=[*scalars_before, *scalars],
         notes=[*plan.notes, *notes],
         log_bytes=sum(link.location.head.payload_bytes for link in links),
         parts=parts,

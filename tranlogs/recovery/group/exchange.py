@@ -374,8 +374,7 @@ class JournalAccess:
     def _transfer(self, owner: int, paths: Sequence[Path]) -> None:
         """Send files of a journal to all ranks. Those that cannot read the journal write them down."""
         base, sender = self.folders[owner].resolve(), self._senders[owner]
-        found = [(str(path.relative_to(base)), path.stat().st_size) for path in paths if path.is_file()]
-        files: list[Any] = tree.decode(self._transport.broadcast(tree.encode(found), sender))
+        files: list[Any] = tree.decode(self._transport.broadcast(tree.encode(_list_files(paths, base)), sender))
         for name, nbytes in files:
             chunks = _read_chunks(base / name, nbytes) if sender == self._rank else iter(())
             target = self._copies / f"rank{owner}" / name if owner in self._unreadable else None
@@ -393,6 +392,10 @@ class JournalAccess:
                 file.write(chunk)
         except OSError as error:  # the other ranks go on sending: `raise_error` reports it when all files are through
             self._error = self._error or error
+
+
+def _list_files(paths: Sequence[Path], base: Path) -> list[tuple[str, int]]:
+    return [(str(path.relative_to(base)), path.stat().st_size) for path in paths if path.is_file()]
 
 
 def _read_chunks(path: Path, nbytes: int) -> Iterator[bytes]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...catalog import CheckpointRow
+from ...checkpoints import Checkpoint
 from ...log.record_format import Position, RecordKind
 from ..history import LastUnit, Link, Run, find_ends, find_last_unit
+from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
@@ -66,7 +69,7 @@ class RankPlanner:
         links = self._select_links(log, donor, base, row)
         position = position_after(links, Position(row.sequence, row.step, int(row.chain, 16), log.facts.rows.timeline))
         has_later = has_later_boundary(log.recorded, log.checkpoints, position)
-        note = f"loaded weights, optimizer state and curves from rank {base.rank}'s checkpoint of step {row.step}"
+        note = f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}"
         return RecoveryPlan(row, tuple(links), position, has_later, (note,) if source is not None else (), source)
 
     def count_boundaries(self, log: GenerationLog, position: Position) -> int:
@@ -87,6 +90,22 @@ class RankPlanner:
         last = [row.sequence for row in facts.checkpoints]
         last += [location.head.sequence for segment in facts.segments for location in segment.locations[-1:]]
         return Position(max(last, default=0) + 1, step, secrets.randbits(64), 0)
+
+    def read_earlier_notes(self, log: GenerationLog, plan: RecoveryPlan) -> EarlierNotes:
+        """Return what the loop noted on this rank before the records of a plan that starts at another rank's checkpoint."""
+        for row in reversed(log.checkpoints):
+            links = log.history.after(row)
+            end = plan.links[0].sequence - row.sequence - 1  # the numbers in a run have no gap
+            if not 0 <= end < len(links):
+                continue
+            with (
+                suppress(CorruptCheckpoint, DamagedRecord),
+                Checkpoint(self._own.folder / "checkpoints" / row.name) as checkpoint,
+            ):
+                body = checkpoint.meta()["boundary"]
+                scalars = [one for chunk in decode_chunks(links[:end]) for one in chunk.scalars]
+                return {key: body[key] for key in ("scalars",) if key in body}, scalars
+        return {}, []
 
     def _select_links(self, log: GenerationLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> Sequence[Link]:
         """Return the donor's records from the checkpoint to the target."""

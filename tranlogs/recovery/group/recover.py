@@ -382,7 +382,8 @@ class _Work:
             state.shards = shards
             try:
                 plan = planner.plan(log, donor, base)
-                return execute_plan(planner.folders[donor], plan, state, log.facts.notes, progress)
+                earlier = planner.read_earlier_notes(log, plan) if plan.source is not None and plan.links else None
+                return execute_plan(planner.folders[donor], plan, state, log.facts.notes, progress, earlier)
             finally:
                 state.shards = None
                 notes += shards.notes
