@@ -316,7 +316,8 @@ class PartsWriter:
 
 def _pack(placed: PlacedBody, base: Mapping[str, _Known]) -> tuple[PackedBody, int]:
     """Return what a record has of the parts that are not those of `base`, and how many of them stand in other records."""
-    record, packed, elsewhere = placed.record, PackedBody(), 0
+    record, elsewhere = placed.record, 0
+    packed: PackedBody = {}
     for name, known in placed.parts.items():
         if base.get(name) is known:
             continue
