@@ -88,6 +88,18 @@ def test_closed_wrapper_is_a_plain_optimizer(tmp_path: Path, recwarn: pytest.War
         pass
 
 
+def test_the_module_has_a_hook_only_outside_of_loops(tmp_path: Path) -> None:
+    model = small()
+    with logged(model, tmp_path / "run") as optimizer:
+        optimizer.recover()
+        hooks = [len(model._forward_pre_hooks)]
+        for number in optimizer.steps(2, stateless=True):
+            hooks.append(len(model._forward_pre_hooks))
+            one_step(model, optimizer, number)
+        hooks.append(len(model._forward_pre_hooks))
+    assert [*hooks, len(model._forward_pre_hooks)] == [1, 0, 0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -290,7 +290,8 @@ class SegmentDefinitions:
 
 def _pack(placed: PlacedBody, base: Mapping[str, _Known]) -> PackedBody:
     """Return what a record has of the parts that are not those of `base`."""
-    record, packed = placed.record, PackedBody()
+    record = placed.record
+    packed: PackedBody = {}
     for name, known in placed.parts.items():
         old = base.get(name)
         if old is known:

@@ -116,14 +116,16 @@ class ForeignWrites:
         if self._digests is None:
             return []
         fingerprint, trace = self._state.named.fingerprint, self._trace
-        now, found = fingerprint.trace(), set[int]()
+        now = fingerprint.trace()
+        found: set[int] = set()
         if now != trace:
             found = {i % fingerprint.count for i, (a, b) in enumerate(zip(now, trace, strict=False)) if a != b}
         if fingerprint.kind == "sample":
             window = fingerprint.window(step)
             found |= {window[i] for i in np.flatnonzero(fingerprint.digests(step) != self._digests).tolist()}
         elif len(self._digests) == fingerprint.count:
-            known, untraced = self._digests, set[int]()
+            known = self._digests
+            untraced: set[int] = set()
             if place is None or self.looks.is_full_scan_due(place, fingerprint.look_seconds, fingerprint.step_seconds):
                 digests = fingerprint.digests(step)
                 if digests.tobytes() != known.tobytes():
@@ -154,7 +156,8 @@ class ForeignWrites:
 
         Before a step, writes that `StateWatch.after_step` is going to find are left out.
         """
-        found, is_before_step = list[str](), place == "before a step"
+        is_before_step = place == "before a step"
+        found: list[str] = []
         for which, watch in self.watches.items():
             if watch.changed(is_before_step=is_before_step):
                 found.append(which)
@@ -162,7 +165,8 @@ class ForeignWrites:
 
     def find_changed_groups(self) -> list[str]:
         """Return the names of optimizers whose parameter groups are not those that the log has."""
-        named, found = self._state.named, list[str]()
+        named = self._state.named
+        found: list[str] = []
         for which, optimizer in named.optimizers.items():
             known, groups = named.logged_members.get(which, ()), optimizer.param_groups
             is_known = len(known) == len(groups)

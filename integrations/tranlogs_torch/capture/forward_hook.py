@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 _hooked: Counter[type[nn.Module]] = Counter()  # hooked modules by class
 
@@ -23,26 +24,31 @@ class ForwardHook:
     Args:
         module: the user's.
         call: called before each training forward pass, but not while it is traced for compilation.
-
-    Attributes:
-        is_needed: False while nobody asks for forward passes.
     """
 
     def __init__(self, module: nn.Module, call: Callable[[], None]) -> None:
-        self._call, self._kind = call, type(module)
-        self.is_needed = True
-        self._handle = module.register_forward_pre_hook(self)
+        self._module, self._call, self._kind = module, call, type(module)
+        self._handle: RemovableHandle | None = None
+        self.install()
+
+    def __call__(self, module: nn.Module, arguments: Any) -> None:
+        if not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
+            self._call()
+
+    def install(self) -> None:
+        """Put the hook before all others of the module, unless it is there."""
+        if self._handle is not None:
+            return
+        self._handle, self._kind = self._module.register_forward_pre_hook(self, prepend=True), type(self._module)
         if copyreg.dispatch_table.setdefault(self._kind, _reduce_without_hook) is _reduce_without_hook:
             _hooked[self._kind] += 1
 
-    def __call__(self, module: nn.Module, arguments: Any) -> None:
-        if self.is_needed and not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
-            self._call()
-
-    def release(self) -> None:
-        """Take the hook off the module. Calling it again does nothing."""
-        kind, self._kind = self._kind, nn.Module
+    def remove(self) -> None:
+        """Take the hook off the module, unless it is off. Without a hook torch calls the module by a shorter way."""
+        if self._handle is None:
+            return
         self._handle.remove()
+        self._handle, kind = None, self._kind  # the class of a module may be swapped meanwhile
         if kind in _hooked:
             _hooked[kind] -= 1
             if not _hooked[kind]:

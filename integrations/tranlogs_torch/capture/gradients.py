@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, is_
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -93,10 +93,10 @@ class GradientPlans:
         """
         if names is not self._names:
             self._names, self._plans = names, {}
+        present: list[Any] = list(gradients)
+        key = b""
         if type(None) in map(type, gradients):
             present, key = [g for g in gradients if g is not None], bytes(g is None for g in gradients)
-        else:
-            present, key = cast("list[torch.Tensor]", gradients), b""
         plan = self._plans.get(key)
         if plan is None or not plan.fits(present):
             plan = self._made(key, [name for name, g in zip(names, gradients, strict=True) if g is not None], present)

@@ -95,7 +95,10 @@ class Boundaries:
     def _stand(self, outside: BehindLoop | None) -> None:
         self.outside = outside
         for hook in self.forward_hooks:
-            hook.is_needed = not self.running
+            if self.running:
+                hook.remove()  # a loop tells where its units end
+            else:
+                hook.install()
         self.capture_next_steps()
 
     def capture_next_steps(self) -> None:

@@ -342,7 +342,8 @@ class TrainingRun:
         for hooks in self.hooks.values():
             hooks.release()
         for hook in self._unit.forward_hooks:
-            hook.release()
+            hook.remove()
+        self._unit.forward_hooks.clear()
         self.logged.phase = Closed(self._parts)
         _runs.discard(self)
         if is_orderly and not self._unit.running and not self._recovery.recheck.is_pending:

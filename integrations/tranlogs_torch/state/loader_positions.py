@@ -36,7 +36,8 @@ class LastingStates:
 
     def split(self, position: dict[str, Any]) -> dict[str, Any]:
         """Return a position for a boundary, with all that does not move in its head; `join_position` is the inverse."""
-        head, found = position.copy(), dict[str, Any]()
+        head = position.copy()
+        found: dict[str, Any] = {}
         for name in _OUTSIDE:
             found[name] = head.pop(name)
         if head.keys() != self._head.keys() or not all(map(is_, head.values(), self._head.values())):

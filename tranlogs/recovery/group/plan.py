@@ -17,7 +17,6 @@ from ...checkpoints import Checkpoint
 from ...log.record_format import Position, RecordKind
 from ..history import LastUnit, Link, Run, find_ends, find_last_unit
 from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
-from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
 from .exchange import Known, OwnJournal, Transport, gather, message

@@ -77,7 +77,8 @@ class LoopState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored form of all attributes, and of the states of the objects in them."""
-        storer, values = Storer(self._framework, self._given, self._number_lists), dict[str, Any]()
+        storer = Storer(self._framework, self._given, self._number_lists)
+        values: dict[str, Any] = {}
         for name, value in sorted(vars(self.namespace).items()):  # whatever the order in which a script gives them
             path = f"state.{name}"
             if path not in self._lost:
@@ -181,7 +182,7 @@ def demand_storable(content: Any, path: str, adapt: tree.Adapt, model_bytes: int
     Raises:
         UnencodableState: it holds something that cannot be stored, contains itself, or is huge; the error has its path.
     """
-    arrays = list[AnyArray]()
+    arrays: list[AnyArray] = []
     tree.encode(content, path=path, adapt=adapt, out_of_line=arrays)
     size, most = sum(array.nbytes for array in arrays), max(TRACKED_BYTES_MAX, 4 * model_bytes)
     if size > most:
