@@ -77,7 +77,7 @@ def test_a_state_is_read_again_only_where_memory_has_changed_or_tells_nothing() 
     assert again["python"] is first["python"]
     assert again["numpy"] is first["numpy"]
     with (
-        patch("tranlogs.training.rng.read_python_memory", return_value=None),
+        patch("tranlogs.training.rng.is_python_memory_telling", return_value=False),
         patch("tranlogs.training.rng.read_numpy_memory", return_value=None),
     ):
         host = HostRng()

@@ -146,13 +146,8 @@ def join_torch(words: np.ndarray[Any, Any], rest: bytes) -> Bytes:
     )
 
 
-def read_python_memory() -> Any:
-    """Return a value that is equal to an earlier one only if Python's global generator has the same state; None if unknown."""
-    return read_memory_of(getattr(random.getstate, "__self__", None))
-
-
 def read_memory_of(generator: Any) -> Any:
-    """Return the same of a generator that is not the global one."""
+    """Return a value that is equal to an earlier one only if a `random.Random` has the same state; None if unknown."""
     return _python_memory(generator) if is_python_memory_telling() else None
 
 
