@@ -160,7 +160,7 @@ class LoggedOptimizer:
         """Remember times that the script measures: attributes of the same namespace, which the proof of a resume leaves out."""
         if self._run.has_begun:
             raise UsageError("remember_times() must come before recover() and before the loop")
-        self._run.times += values
+        self._run.members.times += values
         return self._run.remember(values)
 
     def recover(self) -> RecoveryReport:

@@ -36,7 +36,7 @@ class RunResources:
     Args:
         settings: settings of the run.
         framework: name of the framework, as in the entry points `tranlogs.frameworks`.
-        environment: what rounding depends on. The caller fills it before anything is written.
+        environment: what rounding depends on; a new dict if None. The caller fills it before anything is written.
         adapt: encodes the framework's own objects.
         rank: rank of this process.
         world: number of processes that train together.
@@ -54,7 +54,7 @@ class RunResources:
         settings: RunSettings,
         *,
         framework: str,
-        environment: dict[str, Any],
+        environment: dict[str, Any] | None = None,
         adapt: Adapt,
         rank: int = 0,
         world: int = 1,
@@ -75,9 +75,10 @@ class RunResources:
             while rank == 0 and was_fetched:
                 was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, former), progress) is not None
                 former += 1
+        self.environment = {} if environment is None else environment
         opening = {
             "framework": framework,
-            "environment": environment,
+            "environment": self.environment,
             "config": self.config,
             "policy": settings.policy,
             "retention": settings.retention,

@@ -12,7 +12,7 @@ from tranlogs.base.types import AnyArray, Bytes
 from tranlogs.training import ReplayCheck
 
 from .arrays import Values, flat_bytes, to_array
-from .tap import Gradients, OptimizerTap, Tap, Updates
+from .tap import ApplyWatcher, Gradients, OptimizerTap, StepWatcher, Tap, Updates
 
 Doubt = Callable[[Note, bool], None]  # is called with what does not come back, and True if the resume is certainly not exact
 
@@ -140,11 +140,11 @@ class Backend(ABC):
         """Make the function that applies gradients of an optimizer in a loop of one's own."""
         raise AssertionError("LoggedOptimizer refuses this backend")
 
-    def tap_optimizer(self, optimizer: Any, name: str, watcher: Any, updates: Updates) -> OptimizerTap:
+    def tap_optimizer(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> OptimizerTap:
         """Put a tap between a loop of one's own and an optimizer."""
         return OptimizerTap(optimizer, name, watcher, updates)
 
-    def tap(self, model: Any, watcher: Any, *, splits: bool) -> None:
+    def tap(self, model: Any, watcher: StepWatcher, *, splits: bool) -> None:
         """Watch the model's steps, split into gradients and update, or whole."""
         self.prepare_apply(model)
         if self._known is None or self._known[0] != splits:

@@ -15,7 +15,7 @@ from tranlogs.base.types import AnyArray
 
 from .arrays import Values, from_array
 from .backend import Backend, HostViews
-from .tap import Gradients, Tap, check_one_update
+from .tap import Gradients, StepWatcher, Tap, check_one_update
 
 
 class JaxBackend(Backend):
@@ -158,7 +158,7 @@ class JaxTap(Tap):
         is_compiled = model.jit_compile and not model.run_eagerly and keras.distribution.distribution() is None
         self._half = jax.jit(self._first_half, donate_argnums=1) if splits and is_compiled else None
 
-    def attach(self, watcher: Any) -> None:
+    def attach(self, watcher: StepWatcher) -> None:
         self._state, self._sizes = None, ()
         self.passes = False
         super().attach(watcher)

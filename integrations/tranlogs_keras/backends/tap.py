@@ -36,10 +36,35 @@ class Updates(Protocol):
         """Compute the update, and return values of variables after it."""
 
 
+class ApplyWatcher(Protocol):
+    """Logs the steps of a loop of one's own, as taps of optimizers call it: `LoopCapture`, which stands above this package."""
+
+    def take(self, name: str, gradients: Gradients) -> None: ...
+    def watched(self) -> Sequence[Any]: ...
+    def reads(self) -> Sequence[Any]: ...
+    def begin_in_graph(self, name: str, variables: Sequence[Any], values: Sequence[Values]) -> None: ...
+    def end_in_graph(self, name: str, gradients: Gradients, variables: Sequence[Any], values: Sequence[Values]) -> None: ...
+    def saw_random_operations(self, names: Sequence[str]) -> None: ...
+
+
+class StepWatcher(Protocol):
+    """Logs the steps of a fit, as the tap of its model calls it: `StepCapture`, which stands above this package."""
+
+    def is_expected(self) -> bool: ...
+    def begin_step(self) -> None: ...
+    def drop_step(self) -> None: ...
+    def wants_halves(self) -> bool: ...
+    def take_gradients(self, gradients: Gradients) -> None: ...
+    def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None: ...
+    def end_step(self) -> None: ...
+    def reads(self) -> Sequence[Any]: ...
+    def saw_random_operations(self, names: Sequence[str]) -> None: ...
+
+
 class OptimizerTap:
     """Replaces `apply` of an optimizer until `release`."""
 
-    def __init__(self, optimizer: Any, name: str, watcher: Any, updates: Updates) -> None:
+    def __init__(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> None:
         if "apply" in vars(optimizer):
             raise UsageError(f"{type(optimizer).__name__}.apply was set on the instance; TranLogs needs the class's own")
         self._optimizer, self._name, self._watcher, self._updates = optimizer, name, watcher, updates
@@ -101,7 +126,7 @@ class Tap(ABC):
     It is attached for each fit. What one fit has compiled, the next one uses.
     """
 
-    _watcher: Any  # a `capture.steps.StepCapture`, which stands above this package
+    _watcher: StepWatcher
 
     def __init__(self, model: Any, splits: bool) -> None:
         self._model, self._splits = model, splits
@@ -112,7 +137,7 @@ class Tap(ABC):
         self._weights: list[Any] = []
         self._are_trainable: list[bool] = []  # the weights, when the last step was over
 
-    def attach(self, watcher: Any) -> None:
+    def attach(self, watcher: StepWatcher) -> None:
         """Stand between Keras and the model, and call the watcher at each step."""
         model, self._watcher = self._model, watcher
         self._weights, self._are_trainable = model.weights, []

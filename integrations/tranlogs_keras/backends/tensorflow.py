@@ -17,7 +17,7 @@ from tranlogs.base.types import AnyArray, SparseArray
 from ..keras_internals import trained_by
 from .arrays import Values, from_array, to_array
 from .backend import Backend
-from .tap import Gradients, OneStep, OptimizerTap, Tap, Updates, check_one_update
+from .tap import ApplyWatcher, Gradients, OneStep, OptimizerTap, StepWatcher, Tap, Updates, check_one_update
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
 from .tensorflow_updates import (
     APART,
@@ -125,7 +125,7 @@ class TensorFlowBackend(Backend):
     def updates_of(self, optimizer: Any) -> TensorFlowUpdates:
         return TensorFlowUpdates(optimizer, self.values_of)
 
-    def tap_optimizer(self, optimizer: Any, name: str, watcher: Any, updates: Updates) -> OptimizerTap:
+    def tap_optimizer(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> OptimizerTap:
         return TensorFlowOptimizerTap(optimizer, name, watcher, updates)
 
     # Gradients.
@@ -189,7 +189,7 @@ class TensorFlowTap(Tap):
         super().__init__(model, splits)
         self._places = [str(i) for i in range(len(trained_by(self._optimizer)))] if splits else []
 
-    def attach(self, watcher: Any) -> None:
+    def attach(self, watcher: StepWatcher) -> None:
         super().attach(watcher)
         if self._random:  # found by an earlier fit, as the step was traced
             watcher.saw_random_operations(sorted(self._random))

@@ -102,7 +102,7 @@ class FitRun:
         backend = backend_with_steps(model, backend)
         identity = describe_identity(model, self._iterator, callbacks)
         self.settings = settings = place(identity)
-        report, environment = LiveReport(settings.run), dict[str, Any]()
+        report = LiveReport(settings.run)
         self.number = max(number, process_fits.count(settings.run, model))
         report.current = process_fits.find_report(settings.run)  # a recovery of this fit replaces it
         data = getattr(self._iterator.data_adapter, "py_dataset", None)
@@ -115,7 +115,7 @@ class FitRun:
         )
         self._restarts = Restarts(report, framework)
         self._restarts.note_start()
-        resources = open_resources(settings, model, environment)
+        resources = open_resources(settings, model)
         try:
             newest = find_newest_checkpoint(resources)
             newest = newest and newest.at_end(resources)  # a fit may have begun without a checkpoint
@@ -130,7 +130,6 @@ class FitRun:
                 settings,
                 resources,
                 report,
-                environment,
                 recorded=recorded,
                 rung=rung,
                 expects=self._expects_step,

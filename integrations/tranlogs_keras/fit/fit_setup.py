@@ -41,7 +41,6 @@ def make_parts(
     settings: Settings,
     resources: RunResources,
     report: LiveReport,
-    environment: dict[str, Any],
     *,
     recorded: dict[str, Any] | None,
     rung: Rung,
@@ -55,7 +54,7 @@ def make_parts(
     if why and recorded is None:
         _log.warning("%s: weights are logged, not gradients: %s", settings.run, why)
     state = KerasState(Variables(model, backend, is_whole=log == "weights"), backend, log, settings.shared.fingerprint)
-    state.environment, state.splits = environment, splits
+    state.environment, state.splits = resources.environment, splits
     state.describe()
     can_change = not keras_internals.has_own_train_step(model)
     steps = StepCapture(

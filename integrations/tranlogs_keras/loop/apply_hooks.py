@@ -11,7 +11,7 @@ from tranlogs.training import Journal, ReplayCheck, Rung
 
 from ..backends import Gradients
 from ..backends.arrays import Values
-from ..backends.tap import Updates
+from ..backends.tap import OptimizerTap, Updates
 from ..capture.steps import StepCapture
 from ..state.state import KerasState
 
@@ -51,6 +51,19 @@ class LoopCapture(StepCapture):
         self._check = ReplayCheck()  # of steps in graphs
         self._copies: list[Values] = []
         self._to_check: tuple[str, list[Values], Gradients, list[Values]] | None = None
+        self._taps: list[OptimizerTap] = []
+
+    def tap(self, optimizers: dict[str, Any]) -> None:
+        """Stand between the script and its optimizers, until `end`."""
+        for name, optimizer in optimizers.items():
+            self._taps.append(self.backend.tap_optimizer(optimizer, name, self, self.state.updates[name]))
+
+    def end(self) -> None:
+        """Log nothing more, and give the optimizers back."""
+        self.is_closed = True
+        self.close()
+        for tap in self._taps:
+            tap.release()
 
     def _begin(self, name: str, *, is_eager: bool) -> None:
         self._before_step()

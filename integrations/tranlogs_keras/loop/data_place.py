@@ -112,6 +112,7 @@ class DataPlace:
         seed: of the order of batches.
         was_set_back: whether the state was set back in the running loop, and its source of batches is to be opened again.
         is_undeclared: whether the run had a loop before the crash of which it did not know the data.
+        unmade: the boundary with the state of a source that is not made yet.
     """
 
     def __init__(self, report: LiveReport) -> None:
@@ -122,6 +123,7 @@ class DataPlace:
         self.turns: TurnData | None = None
         self.seed = 0
         self.was_set_back = self.is_undeclared = False
+        self.unmade: Mapping[str, Any] | None = None
         self._data: dict[str, Any] | None = None
         self._given: list[Any] = []  # the data of the loops until now
         self._loop: tuple[LoopRecord, dict[str, Any]] = LoopRecord(), {}  # as the last boundary has it
@@ -134,17 +136,14 @@ class DataPlace:
             self.is_undeclared = True
             self._report.warn(UNKNOWN_DATA if body["data"] is None else UNKNOWN_ITERABLE, False)
 
-    def note_data(self, data: LoopData | None) -> bool:
+    def note_data(self, data: LoopData | None) -> None:
         """Note the data of a loop that begins. Other data than those of the loop before have a source of their own.
-
-        Returns:
-            True if they are others than those of the loop before.
 
         Raises:
             UsageError: an earlier loop took them, and the one before took others.
         """
         if data is None:
-            return False
+            return
         given, has_former = data.given, bool(self._given)
         if not has_former or not _is_same(self._given[-1], given):
             if any(_is_same(one, given) for one in self._given):
@@ -154,11 +153,9 @@ class DataPlace:
                 )
             self._given.append(given)
             if has_former:
-                self.source, self._data = None, None
+                self.source = self._data = self.unmade = None
                 if self.sequence.is_new:
                     self.position.passes = 0
-                return True
-        return False
 
     def take_data(self, data: LoopData, backend: Backend, recorded: dict[str, Any] | None, run: object) -> Source:
         """Return the source of the batches, and compare the data with those of the run.

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import keras
 
 from tranlogs.base.errors import UsageError
+from tranlogs.base.notes import Note
 from tranlogs.base.types import Extension
 from tranlogs.records import tree
-from tranlogs.training import Framework, LoopState, demand_storable
+from tranlogs.training import Framework, LoopState, Remembered, demand_storable
 
 from .. import keras_internals
 from ..backends import arrays
 from ..backends.arrays import Values
 from ..run.run_parts import RunParts
 from ..state.attributes import content_of, set_content
-from ..state.script_values import read_array, version_of
+from ..state.script_values import LoopValues, read_array, version_of
 from ..state.variables import Slot, Variables, unique
 
 REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
@@ -34,6 +35,8 @@ class Members:
         optimizers: by name.
         trains: the models that each optimizer trains, by name of the optimizer.
         tracked: objects with a state of their own, by name.
+        loop_state: the namespace of the loop; None if the script remembers nothing.
+        times: names of remembered attributes that are times which the script measures.
     """
 
     jit_compile = run_eagerly = False
@@ -43,6 +46,8 @@ class Members:
         self.optimizers: dict[str, Any] = {}
         self.trains: dict[str, list[Any]] = {}
         self.tracked: dict[str, Any] = {}
+        self.loop_state: LoopState | None = None
+        self.times: list[str] = []
         self._variables: dict[str, Any] = {}  # tracked Keras variables
         self._names: dict[str, Any] = {}  # everything that `track` was given
 
@@ -80,9 +85,12 @@ class Members:
             )
         self._names[name] = thing
 
-    def remember(self, state: LoopState) -> None:
-        """Add the namespace of the loop."""
-        self.tracked[REMEMBERED] = self._names[REMEMBERED] = state
+    def remember(self, values: dict[str, Any], doubt: Callable[[Note], None]) -> Remembered:
+        """Remember attributes of the loop's namespace; `doubt` is called with what does not come back."""
+        state = self.loop_state or LoopState(LoopValues(), doubt)
+        state.add(values)
+        self.loop_state = self.tracked[REMEMBERED] = self._names[REMEMBERED] = state
+        return state.namespace
 
     def build(self) -> None:
         """Build the optimizers on the variables of their models.
@@ -204,22 +212,15 @@ class ScriptChanges:
     What code before the batches of an epoch writes when it runs again is undone, and these values are set again.
 
     `written` are the variables with other values than recovery has restored, and `recorded` the states of tracked objects
-    where it has landed. Attributes in `ignored` are times that the script measures.
+    where it has landed. Times that the script measures are left out.
     """
 
-    def __init__(
-        self,
-        parts: RunParts,
-        members: Members,
-        written: Mapping[str, Values],
-        recorded: Mapping[str, Any],
-        ignored: Collection[str],
-    ) -> None:
+    def __init__(self, parts: RunParts, members: Members, written: Mapping[str, Values], recorded: Mapping[str, Any]) -> None:
         self._parts, self._members, self._written = parts, members, written
         self._remembered, self._objects = dict[str, Any](), None
         now, was = members.read_remembered(), recorded.get(REMEMBERED)
         if now is not None and was is not None:
-            added = {*ignored, *members.tracked[REMEMBERED].names_apart(was)[0]}
+            added = {*members.times, *members.tracked[REMEMBERED].names_apart(was)[0]}
             for name, value in now["values"].items():
                 if name not in added and (name not in was["values"] or _encode(value) != _encode(was["values"][name])):
                     self._remembered[name] = copy.deepcopy(value)

@@ -14,7 +14,6 @@ from tranlogs.training import (
     UNKNOWN_DATA,
     LiveReport,
     LoopRecord,
-    LoopState,
     Parts,
     Recovered,
     RecoveryReport,
@@ -30,7 +29,6 @@ from tranlogs.training import (
 
 from .. import keras_internals
 from ..backends import make_backend
-from ..backends.tap import OptimizerTap
 from ..data.cursor import Position
 from ..data.source import Source
 from ..run.boundaries import RNG, Boundaries
@@ -38,12 +36,11 @@ from ..run.recovery import Recovery, UnitRecheck
 from ..run.run_parts import RunParts, find_newest_checkpoint, open_resources, report_start
 from ..settings import Settings
 from ..state import rng
-from ..state.script_values import LoopValues
 from ..state.state import LogKind, found_under
 from .apply_hooks import LoopCapture, ReplayableLoopState
 from .data_place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .loop_members import REMEMBERED, LoopVariables, Members, ScriptChanges, make_framework
-from .untracked_variables import RecordedDoubts, UntrackedVariables
+from .untracked_variables import RecordedDoubts
 
 _log = logging.getLogger("tranlogs")
 
@@ -59,7 +56,7 @@ class LoopRun:
     """A run, its optimizers and its loop in this process. `LoggedOptimizer` creates one; `add_optimizer` shares it.
 
     A loop of one's own may take steps before it is recovered, and outside of all loops, and may be set back while it runs. The
-    class keeps count of these cases for the report, so it has more attributes than others.
+    class keeps count of these cases for the report.
 
     Attributes:
         members: models, optimizers and what is tracked.
@@ -71,7 +68,6 @@ class LoopRun:
         loop_end: "complete" if the last loop gave all that it had; else where it was left; empty if there was none.
         has_begun: whether the run was recovered or begun in this process.
         restarts: names what of the script starts over.
-        times: names of remembered attributes that are times which the script measures.
     """
 
     # Made by `recover`.
@@ -79,27 +75,21 @@ class LoopRun:
     _capture: LoopCapture
     _recovery: Recovery
     _boundaries: Boundaries
-    _untracked: UntrackedVariables
 
     def __init__(self, settings: Settings, members: Members) -> None:
         self.settings, self.members = settings, members
         self.report, self.scalars = LiveReport(settings.shared.run), ScalarHistory()
         self.place = DataPlace(self.report)
         self.is_looping, self.loop_end = False, ""
-        self.times: list[str] = []
         self.has_begun = False
-        self._taps: list[OptimizerTap] = []
         self._doubts = RecordedDoubts(self.report)
-        self._loop_state: LoopState | None = None
         self.restarts = Restarts(self.report, make_framework(members))
         self._is_waiting = False  # for the place at which the run stood
-        self._needs_source: dict[str, Any] | None = None  # boundary with the state of a source that is not made yet
         self._changes: ScriptChanges | None = None  # made between recover() and the loop
         self._has_script_changes = False  # in the unit that is running
         self._is_outside = False  # a step of the running unit was taken outside of all loops
         self._outside_units = 0  # in a row
-        self._environment: dict[str, Any] = {}
-        self.resources = open_resources(settings, members, self._environment)
+        self.resources = open_resources(settings, members)
 
     # Beginning.
 
@@ -121,9 +111,7 @@ class LoopRun:
             self._boundaries.begin()
             report_start(self._parts, self.settings)
         self.has_begun = True
-        for name, optimizer in self.members.optimizers.items():
-            updates = self._capture.state.updates[name]
-            self._taps.append(self._parts.backend.tap_optimizer(optimizer, name, self._capture, updates))
+        self._capture.tap(self.members.optimizers)
         return self.report.current or RecoveryReport()
 
     def _make_parts(self, recorded: LogKind | None) -> None:
@@ -136,13 +124,13 @@ class LoopRun:
         variables = LoopVariables(members, backend, is_whole=log == "weights")
         state = ReplayableLoopState(variables, backend, log, settings.shared.fingerprint)
         state.updates = {name: backend.updates_of(optimizer) for name, optimizer in members.optimizers.items()}
-        state.environment = self._environment
+        state.environment = self.resources.environment
         state.describe()
         capture = LoopCapture(
             settings.run, state, self.resources.journal, settings.choose_rung(), self._doubts.add, self._before_step
         )
         parts = RunParts(settings.run, state, capture, self.resources, self.report)
-        self._parts, self._capture, self._untracked = parts, capture, UntrackedVariables(backend)
+        self._parts, self._capture = parts, capture
         self._recovery = Recovery(parts, self._make_recheck(parts))
         self._boundaries = Boundaries(
             parts, self._recovery, read_place=self._read_place, read_for_checkpoint=self._read_for_checkpoint
@@ -150,11 +138,12 @@ class LoopRun:
 
     def _make_recheck(self, parts: RunParts) -> UnitRecheck:
         # What a process declares or has found out of its loop and its data. Doubts are taken over from the record.
-        ignored = {"turns", "doubts", LOOP_LENGTH, "source.draws", "source.draws_own", *map(path_of_remembered, self.times)}
+        times = self.members.times
+        ignored = {"turns", "doubts", LOOP_LENGTH, "source.draws", "source.draws_own", *map(path_of_remembered, times)}
         refuted: list[Code] = ["unknown-data"]
-        if self._loop_state is not None:  # how many turns are left of the script's own loop is known if the run keeps its state
+        if self.members.loop_state is not None:  # how many turns are left of a loop is known if the run keeps its state
             refuted.append("outside-loops")
-        return UnitRecheck(parts, self._set_back, refuted=refuted, ignored=ignored, times=self.times)
+        return UnitRecheck(parts, self._set_back, refuted=refuted, ignored=ignored, times=times)
 
     def _land(self) -> None:
         """Take over the place at which the run stood."""
@@ -163,8 +152,8 @@ class LoopRun:
         assert found is not None
         self._is_waiting = bool(body["position"]["total"] or body["position"]["epoch"] or found.position.step)
         self.members.write_remembered(body["tracked"])
-        if self._loop_state is not None and REMEMBERED in body["tracked"]:
-            for note in self._loop_state.describe_names_apart(body["tracked"][REMEMBERED]):
+        if self.members.loop_state is not None and REMEMBERED in body["tracked"]:
+            for note in self.members.loop_state.describe_names_apart(body["tracked"][REMEMBERED]):
                 self.report.warn(note, False)
         self._take_scalars(found)
         self._doubts.take_over(body["doubts"], recovery.recheck.end.get("doubts", ()))
@@ -177,11 +166,7 @@ class LoopRun:
 
     def remember(self, values: dict[str, Any]) -> Remembered:
         """Remember attributes of the loop's namespace."""
-        if self._loop_state is None:
-            self._loop_state = LoopState(LoopValues(), self._doubts.add)
-        self._loop_state.add(values)
-        self.members.remember(self._loop_state)
-        return self._loop_state.namespace
+        return self.members.remember(values, self._doubts.add)
 
     def demand_recovered(self) -> None:
         """Refuse a step of a run that holds steps and was not recovered."""
@@ -225,7 +210,7 @@ class LoopRun:
         and the record of the unit counts no more.
         """
         recovery = self._recovery
-        changes = ScriptChanges(self._parts, self.members, recovery.find_written(), recovery.body["tracked"], self.times)
+        changes = ScriptChanges(self._parts, self.members, recovery.find_written(), recovery.body["tracked"])
         if not changes.texts:
             return False
         self._changes, self._has_script_changes = changes, True
@@ -238,22 +223,18 @@ class LoopRun:
 
     # The place in the data.
 
-    def note_data(self, data: LoopData | None) -> None:
-        """Note the data of a loop that begins."""
-        if self.place.note_data(data):
-            self._needs_source = None
-
     def take_data(self, data: LoopData) -> Source:
         """Make the source of the batches, and compare the data with those of the run."""
         if data.is_of_script and self.place.note_turns(stateless=data.is_stateless, reason=UNKNOWN_ITERABLE):
             self._recovery.refresh_report()
-        recorded = self._recovery.body.get("data") if self._recovery.landed is not None else None
-        if self.place.sequence.is_new:
-            recorded = None if self._needs_source is None else recorded
-        source = self.place.take_data(data, self._parts.backend, recorded, self._parts.run)
-        body, self._needs_source = self._needs_source, None
-        if body is not None and body["position"]["passes"] == self.place.position.passes:
-            self.place.set_source(body, *self._recovery.kept)
+        place, recovery = self.place, self._recovery
+        recorded = recovery.body.get("data") if recovery.landed is not None else None
+        if place.sequence.is_new and place.unmade is None:
+            recorded = None
+        source = place.take_data(data, self._parts.backend, recorded, self._parts.run)
+        body, place.unmade = place.unmade, None
+        if body is not None and body["position"]["passes"] == place.position.passes:
+            place.set_source(body, *recovery.kept)
         return source
 
     def come_back(self) -> bool:
@@ -274,7 +255,7 @@ class LoopRun:
             text = f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew"
             self._doubts.add(Note("not-recovered", text, "Track the same objects under the same names as the run had"))
         if not self.place.set_source(body, *self._recovery.kept):
-            self._needs_source = body if body["source"] else None
+            self.place.unmade = body if body["source"] else None
         self.set_random_states()
         self._parts.steps.remember()
         if self._changes is not None:
@@ -359,7 +340,9 @@ class LoopRun:
         self._doubts.withdraw(_IMPLICIT)
         self._capture.check_step()
         self.restarts.look()
-        self._name_untracked()
+        variables = self._parts.variables
+        known = [slot.variable for slot in [*variables.everything_but_metrics, *variables.metrics]]
+        self._doubts.name_untracked(self._parts.backend, [*known, keras_internals.global_seed_state()])
         noted = self.scalars.commit(self.resources.journal.step)
         wants = is_epoch_end and self.settings.every_epoch
         self.place.was_set_back = False
@@ -367,14 +350,6 @@ class LoopRun:
             is_end=True, wants_checkpoint=wants, scalars=noted or None, has_script_changes=self._has_script_changes
         )
         self._has_script_changes = False
-
-    def _name_untracked(self) -> None:
-        variables = self._parts.variables
-        known = [slot.variable for slot in [*variables.everything_but_metrics, *variables.metrics]]
-        for path in self._untracked.find_changed([*known, keras_internals.global_seed_state()]):
-            line = "Give what holds it (a metric, a seed generator, a model) to optimizer.track(name=...) before the loop"
-            text = f"the loop writes {path}, which the run does not know: it is not brought back"
-            self._doubts.add(Note("not-recovered", text, line))
 
     def note_turns(self, *, stateless: bool) -> None:
         """Note that the loop takes turns without data, and whether it declares that these depend on nothing of its own."""
@@ -418,10 +393,7 @@ class LoopRun:
                 self.settings.shared.run,
                 journal.committed,
             )
-        capture.is_closed = True
-        capture.close()
-        for tap in self._taps:
-            tap.release()
+        capture.end()
         unreached = self.place.sequence.describe_unreached() if self._is_waiting else None
         if is_orderly and unreached is not None and not journal.was_finished:
             self.report.warn(unreached, bool(self.place.sequence.entered))

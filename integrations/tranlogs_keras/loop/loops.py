@@ -69,7 +69,7 @@ class Loops:
         decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop(), done=done)
         if sequence.shortened:
             run.report.warn(sequence.shortened, False)
-        run.note_data(data)
+        run.place.note_data(data)
         if decision == "finished":
             run.restarts.pass_finished(sequence.entered - 1)
             yield False
@@ -157,7 +157,7 @@ class Loops:
                     "epochs() were given other data than batches(). Give the data that are trained on to one of them, and "
                     "iterate over others (validation) directly"
                 )
-            self.run.note_data(data)
+            self.run.place.note_data(data)
             self._data = data
             yield from self.rest_of_epoch()
             return

@@ -72,6 +72,15 @@ class RecordedDoubts:
     def __init__(self, report: LiveReport) -> None:
         self._report = report
         self._notes: list[Note] = []
+        self._untracked: UntrackedVariables | None = None
+
+    def name_untracked(self, backend: Backend, known: Iterable[Any]) -> None:
+        """Name the Keras variables that the loop has written since the last call and that are not among the known ones."""
+        self._untracked = self._untracked or UntrackedVariables(backend)
+        for path in self._untracked.find_changed(known):
+            line = "Give what holds it (a metric, a seed generator, a model) to optimizer.track(name=...) before the loop"
+            text = f"the loop writes {path}, which the run does not know: it is not brought back"
+            self.add(Note("not-recovered", text, line))
 
     def add(self, note: Note) -> None:
         """Add a doubt, and report it."""

@@ -168,13 +168,12 @@ def recover_to(parts: RunParts, position: Any) -> Recovered:
     return found
 
 
-def open_resources(settings: Settings, model: Any, environment: dict[str, Any]) -> RunResources:
-    """Open the journal of a run, and what runs beside it. `environment` is filled before anything is written."""
+def open_resources(settings: Settings, model: Any) -> RunResources:
+    """Open the journal of a run, and what runs beside it."""
     step_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
     return RunResources(
         settings.shared,
         framework="keras",
-        environment=environment,
         adapt=arrays.adapt,
         segment_bytes=fitting_segment_bytes(step_bytes),
     )
