@@ -14,8 +14,8 @@ import pytest
 from tests.crash.processes import Judge
 from tests.crash.toy_trainers import CHILD
 from tests.support import campaign
+from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
-from tests.support.damage import copy_live
 from tests.support.forking import ForkServer
 from tests.support.toy import open_toy, uninterrupted
 from tranlogs.base import threads
@@ -74,7 +74,7 @@ def test_recovery_without_handles_is_refused_and_gives_nothing_up(memory_path: P
     trainer = open_toy(memory_path / "run", sizes=SIZES, policy=EverySteps(6), config=JournalConfig(segment_bytes=1 << 20))
     trainer.recover()
     trainer.train(10)
-    copy_live(memory_path / "run", memory_path / "left")
+    abandoned_copy(trainer.journal, memory_path / "left")
     trainer.journal.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open("/dev/null", os.O_RDONLY)]

@@ -214,8 +214,8 @@ def extension(code: int, data: bytes) -> bytes:
     return bytes(msgpack.packb(msgpack.ExtType(code, data)))
 
 
-def header(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, *, is_tensor: bool = False) -> bytes:
-    return tree.array_header(dtype, shape, strides, is_tensor)
+def header(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bytes:
+    return tree.array_header(dtype, shape, strides, False)
 
 
 @pytest.mark.parametrize(

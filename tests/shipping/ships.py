@@ -11,7 +11,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, StoreRow, Watermarks
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import EverySteps
-from tranlogs.shipping import Archiver, ShippingProgress, ShippingSettings, Throttle, journal_prefix, pull, read_newest
+from tranlogs.shipping import Archiver, ShippingProgress, ShippingSettings, journal_prefix, pull, read_newest
 from tranlogs.stores import Store, TimeoutStore
 
 SIZES = (7, 3000, 40_000)  # a step takes a third of a megabyte
@@ -54,12 +54,10 @@ def trained_otherwise(run: Path, until: int) -> bytes:
     return state
 
 
-def archiver(
-    run: Path, store: Store, *, stall_seconds: float = 20.0, clock: Any = None, throttle: Throttle | None = None, **limits: Any
-) -> Archiver:
+def archiver(run: Path, store: Store, *, stall_seconds: float = 20.0, clock: Any = None, **limits: Any) -> Archiver:
     paths, patient = JournalPaths.of(run), TimeoutStore(store, stall_seconds)
     settings = ShippingSettings(**limits)
-    return Archiver(paths, patient, journal_prefix(paths), settings, clock or Clock(), throttle)
+    return Archiver(paths, patient, journal_prefix(paths), settings, clock or Clock())
 
 
 def ship(run: Path, store: Store, *, turns_max: int = 400, **options: Any) -> ShippingProgress:

@@ -313,11 +313,11 @@ def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(mem
 # Journals of one group: none gives up what all of them need to come back together.
 
 
-def trained_as_one_of(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = None) -> None:
+def trained_as_one_of(run: Path, until: int, *, rewinds_to: int | None = None) -> None:
     """Train a run that knows itself to be one journal of several; a checkpoint every ten steps."""
     trainer = open_only(run)
     trainer.recover(rewinds_to)
-    trainer.journal.holds.set_common_step(0, world)
+    trainer.journal.holds.set_common_step(0, 2)
     train_calmly(trainer, until)
     trainer.journal.close()
 

@@ -12,7 +12,7 @@ from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import Array, dense
 from tranlogs.catalog import Catalog
-from tranlogs.log.layout import NO_TENSORS, Payload
+from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_body import EncodedBody, EncodedContent
 from tranlogs.log.record_format import Position, RecordKind
@@ -95,15 +95,12 @@ class BareLog:
         return found
 
 
-def append_step(log: WriteAheadLog, step: int, size: int = 100, *, boundary: bool = True) -> list[Tensor]:
+def append_step(log: WriteAheadLog, step: int, size: int = 100) -> list[Tensor]:
     """Log a step with two tensors made from its number, and commit it."""
     rng = np.random.default_rng(step)
     tensors: list[Tensor] = [("w", dense(rng.standard_normal(size))), ("none", None)]
     log.append(Payload.of(tensors), EncodedContent(RecordKind.STEP, step, log.encoder.whole({"lr": step / 7}, None)))
-    if boundary:
-        log.append(
-            NO_TENSORS, EncodedContent(RecordKind.BOUNDARY, step, log.encoder.parts({"rng": rng.bit_generator.state}, None))
-        )
+    boundary(log, step, {"rng": rng.bit_generator.state})
     return tensors
 
 

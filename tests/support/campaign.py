@@ -19,9 +19,8 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -150,37 +149,3 @@ def dice(*about: object) -> random.Random:
     """Return a generator that depends on the seed and on `about`, and print how to repeat what it decides."""
     print(f"repeat with TRANLOGS_SEED={seed()}")
     return random.Random(repr((seed(), *about)))
-
-
-class Kills:
-    """A campaign of kills: runs are tried until enough processes have died.
-
-    Args:
-        full: how many kills the whole campaign has.
-        about: what the random decisions depend on besides the seed.
-
-    Attributes:
-        chance: the generator of all random decisions.
-        wanted: how many kills are wanted now.
-        count: how many there were.
-    """
-
-    def __init__(self, full: int, *about: object) -> None:
-        self.chance, self.wanted, self.count = dice(*about), rounds(full), 0
-
-    @property
-    def is_over(self) -> bool:
-        """True if there were enough kills."""
-        return self.count >= self.wanted
-
-    def trials(self) -> Iterator[int]:
-        """Yield the number of each run that is tried."""
-        for trial in itertools.count():
-            yield trial
-            if self.is_over:
-                return
-
-    def note(self, *statuses: int) -> None:
-        """Count processes that ended with these statuses; nothing but a kill or a normal end may have ended them."""
-        assert set(statuses) <= {0, -signal.SIGKILL}, statuses
-        self.count += statuses.count(-signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -97,12 +96,3 @@ def tensor_span(entry: Record, name: str) -> Span:
     sizes = entry.layout.sizes_in(entry.absent, entry.sparse)
     at = entry.location.payload_offset
     return at + starts[slots[0]], at + starts[slots[-1]] + sizes[slots[-1]]
-
-
-def copy_live(run: Path, to: Path, *without: str) -> Path:
-    """A copy of a run that is written: taken again where a file vanished meanwhile."""
-    while True:
-        try:
-            return Path(shutil.copytree(run, to, ignore=shutil.ignore_patterns(*without)))
-        except (shutil.Error, FileNotFoundError):
-            shutil.rmtree(to, ignore_errors=True)

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -90,10 +91,21 @@ def _mounted(folder: Path, *what: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if subprocess.run(["umount", str(folder)], capture_output=True).returncode:
-                _run("umount", "--lazy", str(folder))
+            _unmount(folder)
     finally:
         _run("umount", "--lazy", str(folder))
+
+
+def _unmount(folder: Path) -> None:
+    """Unmount what is there. The kernel may let go of the files of a process a moment after its end.
+
+    Until then the same image, mounted anew, would be the file system that has died.
+    """
+    for _ in range(50):
+        if subprocess.run(["umount", str(folder)], capture_output=True).returncode == 0:
+            return
+        signal.sigtimedwait([], 0.1)
+    _run("umount", "--lazy", str(folder))
 
 
 def make_ext4(image: Path, size: int = 512 * _MIB) -> Path:
@@ -118,13 +130,13 @@ class CuttableDisk:
 
 
 @contextmanager
-def cuttable_disk(folder: Path, size: int = 512 * _MIB) -> Iterator[CuttableDisk]:
+def cuttable_disk(folder: Path) -> Iterator[CuttableDisk]:
     """A disk whose power can be cut, mounted under `folder`."""
     below = folder / "below.img"
     with below.open("wb") as file:
-        file.truncate(6 * size)  # sparse: for the copies, too
+        file.truncate(6 * 512 * _MIB)  # sparse: for the copies, too
     _run("mkfs.xfs", "-q", "-m", "reflink=1", str(below))
-    with mounted(below, folder / "below") as images, mounted(make_ext4(images / "disk.img", size), folder / "disk") as disk:
+    with mounted(below, folder / "below") as images, mounted(make_ext4(images / "disk.img"), folder / "disk") as disk:
         yield CuttableDisk(images / "disk.img", disk)
 
 

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import pytest
 
 from tests.support.abandon import abandoned_copy
@@ -16,7 +15,6 @@ from tranlogs.log.layout import Payload
 from tranlogs.retention import EverySteps
 
 SIZES = (7, 300)
-Gradients = dict[str, npt.NDArray[Any]]
 NEVER = EverySteps(10**9)
 
 
@@ -28,12 +26,11 @@ def state_at(step: int) -> bytes:
     return uninterrupted(step, sizes=SIZES).everything()
 
 
-def step_of(trainer: ToyTrainer, gradients: Gradients | None = None) -> None:
+def step_of(trainer: ToyTrainer) -> None:
     """One optimizer update, without a boundary."""
     state, journal = trainer.state, trainer.journal
-    gradients = state.gradients() if gradients is None else gradients
+    gradients, lr = state.gradients(), state.lr
     record = journal.begin_step(Payload.of((f"grad/{name}", dense(gradient)) for name, gradient in gradients.items()))
-    lr = state.lr
     state.apply(gradients, lr)
     journal.commit_step(record, {"lr": lr}, state.digest().to_bytes(8, "little"))
 
