@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import random
 import sys
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlogs.training import Framework, LiveReport, Restarts
-from tranlogs.training.restarts.plain_values import LOOK_ITEMS_MAX, Look
+from tranlogs.training.restarts.plain_values import LOOK_ITEMS_MAX, Look, write_first
 
 FRAMEWORK = Framework(lambda value: None)
 
@@ -219,6 +220,11 @@ class AllBut:
 
     def __contains__(self, one: object) -> bool:
         return one not in self._ids
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_the_first_value_of_a_counter_is_a_number(step: int) -> None:
+    assert write_first(itertools.count(3, step)) == "3"
 
 
 def test_an_id_of_an_object_that_is_gone_changes_no_digest() -> None:

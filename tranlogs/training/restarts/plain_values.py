@@ -195,7 +195,7 @@ def write_first(value: Any) -> str:
     elif type(value) is deque and not value:
         found = "deque()" if value.maxlen is None else f"deque(maxlen={value.maxlen})"
     elif type(value) is count:
-        found = repr(value)[len("count(") : -1]
+        found = repr(value)[len("count(") : -1].partition(",")[0]
     else:
         return UNKNOWN
     return found if len(found) <= _FIRST_MAX else UNKNOWN
