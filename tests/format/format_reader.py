@@ -158,12 +158,12 @@ class DocumentSegment:
         if 0 in body:
             base = self._body(self._offset(body.pop(0)))
             assert 0 not in base
-            base = {key: part for key, part in base.items() if key.partition("#")[0]}
+            base = {key: part for key, part in base.items() if key.partition("/")[0]}
             body = {key: part for key, part in (base | body).items() if part is not None}
         if body_at:
             assert "" not in body
             body[""] = self._body(self._offset(body_at))[""]
-        parts = {key: self._part(key, body) for key in body if "/" not in key and "#" not in key}
+        parts = {key: self._part(key, body) for key in body if "/" not in key}
         assert ("" in parts) == (kind != "BOUNDARY")
         entry.body = parts.pop("", None)
         if kind in ("BOUNDARY", "UNIT"):
@@ -233,7 +233,7 @@ class DocumentSegment:
     def _part(self, key: str, body: dict[Any, Any]) -> Any:
         return decode_tree(
             self._content(key, body),
-            lambda index, size: self._far(self._content(f"{key}#{index}", body), size),
+            lambda index, size: self._far(self._content(f"{key}/#{index}", body), size),
             lambda index: self._part(f"{key}/{index}", body),
         )
 

@@ -30,19 +30,19 @@ from tranlogs.training import join_python, split_python
 def test_unchanged_parts_and_arrays_of_boundaries_are_stored_once_a_segment(bare: BareLog) -> None:
     big = np.random.default_rng(0).standard_normal(20_000)
     log = bare.open()
-    boundary(log, 0, {"ema": big, "n": 0, "words": ["a constant"] * 500})
+    boundary(log, 0, {"ema#2": big, "n": 0, "words#0": ["a constant"] * 500})
     before = log.bytes_written
     for n in range(1, 6):
-        boundary(log, 0, {"ema": big, "n": n, "words": ["a constant"] * 500})
+        boundary(log, 0, {"ema#2": big, "n": n, "words#0": ["a constant"] * 500})
     assert log.bytes_written - before < 5 * 512
     log.roll()
-    boundary(log, 0, {"ema": big + 1, "n": 6, "words": []})
-    boundary(log, 0, {"ema": big + 1, "n": 6})
+    boundary(log, 0, {"ema#2": big + 1, "n": 6, "words#0": []})
+    boundary(log, 0, {"ema#2": big + 1, "n": 6})
     log.close()
     bodies = [body for _, _, _, body in bare.contents()]
     assert [body["n"] for body in bodies] == [*range(7), 6]
-    assert [len(body.get("words", "-")) for body in bodies] == [500] * 6 + [0, 1]
-    assert all(np.array_equal(body["ema"], big + (body["n"] == 6)) for body in bodies)
+    assert [len(body.get("words#0", "-")) for body in bodies] == [500] * 6 + [0, 1]
+    assert all(np.array_equal(body["ema#2"], big + (body["n"] == 6)) for body in bodies)
 
 
 def test_decoding_may_start_where_everything_is_defined_again(bare: BareLog) -> None:

@@ -107,7 +107,7 @@ class Record:
         assert self.kind.is_boundary, f"a record of kind {self.kind.name} is no boundary"
         with self._naming_damage():
             packed = self._packed_body()
-            names = [name for name in packed if name != WHOLE and "/" not in name and "#" not in name]
+            names = [name for name in packed if name != WHOLE and "/" not in name]
             return {name: self._decode(name, packed, make) for name in names}
 
     def part(self, name: str, **make: Any) -> Any:
@@ -139,7 +139,7 @@ class Record:
         return [found[index] for index in sorted(found)]
 
     def _read_array(self, name: str, index: int, layout: AnyArray, contents: Mapping[str, Any]) -> Array:
-        key = f"{name}#{index}"
+        key = f"{name}/#{index}"
         row = resolve(key, contents.get(key), self._body_of)
         if type(row) is not list:
             raise tree.MalformedTree(f"the part {key!r} is no array")
@@ -149,7 +149,7 @@ class Record:
     def arrays(self) -> list[tuple[str, Row]]:
         """Return the locations of the body's large arrays, each with the name of its part."""
         with self._naming_damage():
-            return [(name.rpartition("#")[0], part) for name, part in self._contents() if type(part) is list]
+            return [(name.rpartition("/#")[0], part) for name, part in self._contents() if type(part) is list]
 
     def find_damage(self) -> Iterator[CorruptRecord]:
         """Read the whole record and compare all its checksums. Yield one error for each tensor or array that is damaged.

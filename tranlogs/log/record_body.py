@@ -3,7 +3,7 @@
 The body of a boundary is a dict, and each of its values is a *part*. A `Fixed` below a part is a part, too: its name is that
 of the part above, a slash, and its index there. The body of a step, of an after-image and of a segment's first record is one
 part with the name "". A record that is a step and a boundary has both. Each large array of a part is a part, too: its name is
-that of the part, a hash, and its index there. In a record, a body is a dict of parts:
+that of the part, a slash, a hash, and its index there. In a record, a body is a dict of parts:
 
     name: bytes    the part, encoded
     name: row      the array: offset in the file, stored bytes, xxh3_64 of them, codec
@@ -165,9 +165,9 @@ class _Known:
         if self.arrays or known:
             for i, array in enumerate(self.arrays):
                 if i >= len(known) or known[i] is not array:
-                    packed[f"{name}#{i}"] = array.row if array.at == record else array.at
+                    packed[f"{name}/#{i}"] = array.row if array.at == record else array.at
             for i in range(len(self.arrays), len(known)):
-                packed[f"{name}#{i}"] = None
+                packed[f"{name}/#{i}"] = None
 
 
 class SegmentDefinitions:
@@ -256,7 +256,7 @@ class SegmentDefinitions:
         packed = _pack(placed, base)
         if not base.keys() <= placed.parts.keys():
             for name in base.keys() - placed.parts.keys():
-                packed |= dict.fromkeys([name, *(f"{name}#{i}" for i in range(len(base[name].arrays)))])
+                packed |= dict.fromkeys([name, *(f"{name}/#{i}" for i in range(len(base[name].arrays)))])
         kinds = [*map(type, packed.values())]
         if kinds.count(int) + kinds.count(type(None)) > _PLACES_MAX:
             return False
@@ -380,7 +380,7 @@ def merge_bodies(body: PackedBody, base: PackedBody) -> PackedBody:
     """
     if BASE in base:
         raise ValueError("a boundary refers to one that does not have all its parts")
-    found = {name: part for name, part in base.items() if name and name[0] != "#"}  # The base may be a step, too.
+    found = {name: part for name, part in base.items() if name and name[0] != "/"}  # The base may be a step, too.
     return {name: part for name, part in (found | body).items() if name != BASE and part is not None}
 
 
