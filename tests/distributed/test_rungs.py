@@ -48,12 +48,14 @@ def test_a_boundary_that_one_rank_has_not_recorded_counts_for_none(groups: Group
     assert [read_catalog(tmp_path / "run" / f"rank{rank}").timeline for rank in range(2)] == [2, 2]
 
 
-def test_where_one_rank_computes_something_else_what_all_compute_holds(groups: Groups, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [7, 9])  # the weights of both ranks are others, or only the random numbers of one
+def test_where_one_rank_computes_something_else_what_all_compute_holds(every: int, groups: Groups, tmp_path: Path) -> None:
     """It is named on each rank, and all go on from there, on one timeline that the next start can build on."""
     script, group = partial(scripts.train, odd="draws settles records"), groups(2)
+    options = INPUTS | {"checkpoint_every": every}
     for death in (Death("batch", number=12), Death("batch", number=6, rank=1)):
-        group.dies(script, tmp_path, death, **INPUTS)
-    lives = group.ends(script, tmp_path, **INPUTS)
+        group.dies(script, tmp_path, death, **options)
+    lives = group.ends(script, tmp_path, **options)
     for life in lives:
         assert life.exact is False
         assert any("rank 1: " in note and "computed again" in note for note in life.notes), life.notes

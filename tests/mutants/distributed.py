@@ -50,6 +50,20 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/distributed/test_kills.py::test_each_kind_of_group_loses_no_finished_step[2-fsdp-]",),
     ),
     Mutant(
+        name="of what ranks have recorded without tensors, the longest counts",
+        path="tranlogs/recovery/group/plan.py",
+        before="_cut(recorded, count), summary.covered[count - 1]",
+        after="_cut(recorded, len(summary.covered)), summary.covered[-1]",
+        tests=("tests/distributed/test_rungs.py::test_a_boundary_that_one_rank_has_not_recorded_counts_for_none",),
+    ),
+    Mutant(
+        name="ranks log tensors again without a checkpoint of all",
+        path="tranlogs/training/rungs.py",
+        before="(next_phase if is_checkpoint else None) or planned",
+        after="next_phase or planned",
+        tests=("tests/torch/inputs/test_rungs.py::test_ranks_follow_what_the_first_one_measures",),
+    ),
+    Mutant(
         name="the position of a trainer's loader is that behind the batch that was fetched ahead",
         path="integrations/tranlogs_torch/trainers/trainer_position.py",
         before="return self._here() if found is None else found",
