@@ -295,6 +295,30 @@ def two_loops(job: Job) -> None:
     optimizer.close()
 
 
+def uneven(job: Job) -> None:
+    """Each rank has more turns without a step than the one before, at the end of its first loop."""
+    cadence._SECONDS, cadence._SHARE, group_coordinator._ASK_SECONDS = 0.0, 1e9, 1e9
+    seed()
+    model = DistributedDataParallel(Net(), broadcast_buffers=False)
+    seed(100 + dist.get_rank())
+    loader = loader_of(24)
+    optimizer = job.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    state = optimizer.remember(turns=0)
+    job.start(optimizer, loader=loader)
+    for until in (10 + 2 * dist.get_rank(), 8):
+        for x, y in optimizer.batches(loader, until=until):
+            state.turns += 1
+            if until == 8 or state.turns <= 10:
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                job.at("batch")
+                job.print(f"{until}: loss {loss.item()}")
+    job.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
 def outside(job: Job) -> None:
     """Take steps in a loop of the library, and then steps that no loop of it knows."""
     shorten_trials(1.0)

@@ -81,6 +81,17 @@ def test_a_kill_in_any_phase_leaves_no_trace(
     assert all(life.exact is not False for life in lives), lives[0].notes
 
 
+def test_nobody_waits_at_the_end_of_a_loop(groups: Groups, tmp_path: Path) -> None:
+    """Ranks end their loops after other numbers of turns, of which only those with a step are common."""
+    group = groups(2)
+    twin = finish(scripts.uneven, tmp_path / "twin", launcher=group)
+    demand_equal(group.ends(scripts.uneven, tmp_path / "whole", **INPUTS), twin)
+    folder = tmp_path / "killed"
+    group.dies(scripts.uneven, folder, Death("batch", number=13, rank=1), **INPUTS)
+    lives = group.ends(scripts.uneven, folder, **INPUTS)
+    assert [life.outcome for life in lives] == [life.outcome for life in twin]
+
+
 def test_steps_outside_of_loops_are_logged_again_from_a_checkpoint_on(groups: Groups, tmp_path: Path) -> None:
     """Nobody waits for a rank that goes through the model alone; the first such step ends with a checkpoint of all."""
     script: Script = scripts.outside

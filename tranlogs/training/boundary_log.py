@@ -34,11 +34,13 @@ class GroupDecision:
         is_recorded: True if it is recorded where no tensors are logged.
         takes_checkpoint: True if all of them take a checkpoint.
         proposal: what the leader proposes to log from here on; see `FollowedRung.propose`.
+        is_alone: True if this process has decided it alone, and others may do something else.
     """
 
     is_recorded: bool = False
     takes_checkpoint: bool = False
     proposal: list[Any] = field(default_factory=list)
+    is_alone: bool = False
 
 
 class BoundaryLog:

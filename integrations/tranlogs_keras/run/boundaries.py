@@ -173,10 +173,17 @@ class Boundaries:
         is_last: bool = False,
     ) -> bool:
         """Record a boundary; see `BoundaryLog.commit`."""
+
+        def settle() -> bool:
+            is_over = self._recovery.settle_recheck(body["position"], is_last=is_last)
+            if (deviation := self._recovery.recheck.deviation) is not None:  # the boundary may be recorded once more
+                body["deviation"] = deviation
+            return is_over
+
         return self._log.commit(
             body,
             lambda: self._snapshot(body),
-            lambda: self._recovery.settle_recheck(body["position"], is_last=is_last),
+            settle,
             wants_checkpoint=wants_checkpoint,
             scalars=scalars,
             has_script_changes=has_script_changes,

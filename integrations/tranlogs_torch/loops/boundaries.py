@@ -21,13 +21,15 @@ from tranlogs.training import UNKNOWN_DATA, BoundaryLog, GroupDecision, TurnData
 
 from ..capture.forward_hook import ForwardHook
 from ..state import naming
-from ..state.caveats import IMPLICIT
+from ..state.caveats import IMPLICIT, LONG_UNIT
 from ..state.state import digest_state
 from ..tensors.arrays import local
 from .recovery import Recovery
 from .run_parts import RunParts
 
 _log = logging.getLogger("tranlogs")
+
+_LONG_UNIT = 1000  # steps; reinforcement learning takes some hundreds with one batch
 
 
 class Boundaries:
@@ -84,6 +86,7 @@ class Boundaries:
     def enter(self, loop: object) -> None:
         """Note that a loop of `LoggedOptimizer` runs."""
         self.running.append(loop)
+        self._is_end = False  # of a loop before, which ended amid a unit
         self._stand(None)
 
     def leave(self, loop: object) -> None:
@@ -116,6 +119,8 @@ class Boundaries:
             self._journal.checkpoints.expect_snapshot(self._state.nbytes())
         if self.outside is not None:
             self.outside.after_step()
+        elif self.steps_since_boundary == _LONG_UNIT:
+            self._parts.report.warn_of_script(LONG_UNIT)
 
     def boundary(self, asking: object = None) -> None:
         """Commit the unit, because the loop `asking` (None: whichever runs) wants its next batch.
@@ -246,7 +251,13 @@ class Boundaries:
         if not self._parts.coordinator.is_single:
             self._parts.coordinator.at_boundary(self._journal, body, whole, decision, lambda: self._writes.known)
         is_logged, has_changes = not self._journal.is_rechecking, self._auxiliary.has_script_changes
-        settle = self._recovery.settle_recheck
+
+        def settle() -> bool:
+            is_over = self._recovery.settle_recheck()
+            if self._auxiliary.deviation is not None:  # of this unit: the boundary may be recorded once more
+                body["deviation"] = self._auxiliary.deviation
+            return is_over
+
         is_late = self.log.commit(
             body,
             snapshot,

@@ -4,8 +4,8 @@ Under DistributedDataParallel gradients are equal on all ranks, so the log of a 
 are sharded, each rank logs its part. All ranks take checkpoints at the same boundary. They decide that together: at the
 first step, and then about every tenth boundary, where all ranks are at the same step. Between these they exchange no messages.
 
-Where no tensors are logged, these are the boundaries that are recorded. If steps are long, there are fewer between two of them,
-and the end of a loop is one of them, too.
+Where no tensors are logged, these are the boundaries that are recorded; if steps are long, there are fewer between two of them.
+At the end of a loop each rank records its boundary, with a checkpoint, and asks nobody.
 """
 
 from __future__ import annotations
@@ -204,8 +204,11 @@ class GroupCoordinator(RankCoordinator):
         checkpoints, logs_tensors = self._checkpoints, rung.logs_tensors
         checkpoints.note_boundary(journal, wanted=is_wanted or rung.wants_checkpoint)
         is_time = self._has_stepped and checkpoints.is_time(journal)
-        if journal.is_rechecking or not (is_time or (is_end and not logs_tensors)):
+        if journal.is_rechecking:
             return GroupDecision()
+        if not is_time:  # Nobody is waited for at the end of a loop: the others may have turns left, or have left it.
+            is_end = is_end and self._has_stepped and not logs_tensors
+            return GroupDecision(is_recorded=is_end, takes_checkpoint=is_end and is_wanted, is_alone=is_end)
         digests = read_digests() if logs_tensors else b""
         answers = self._group.gather(
             {
@@ -252,9 +255,10 @@ class GroupCoordinator(RankCoordinator):
                 "orders": [reducer.read_order() for reducer in self._reducers],
                 "is_divided": self._division.is_active,
             }
-        if is_lockstep and self._has_stepped and self.copies > 1 and self._division.is_active:
+        is_alone = decision is not None and decision.is_alone
+        if is_lockstep and self._has_stepped and self.copies > 1 and self._division.is_active and not is_alone:
             body |= self._neighbour_copies.exchange(body)
-        if self._has_left:
+        if self._has_left or is_alone:
             return
         if not (self._spans_all or self._reducers or self._sharding):
             digests = read_digests()

@@ -26,6 +26,12 @@ _LOADED_BEFORE = (
 )
 
 
+LONG_UNIT = Note(
+    "outside-loops",
+    "the loop has asked for no batch since 1000 steps, so a crash loses all of them",
+    "If it was left by `break` while a variable holds its iterator, delete that variable",
+)
+
 IMPLICIT = Note(
     "outside-loops",
     "steps are taken outside of batches(), epochs() and steps(). They are logged, and the weights come back, but such a loop "

@@ -127,6 +127,33 @@ def test_a_loop_that_does_not_repeat_itself_is_named_and_what_it_computes_holds(
 
 
 @pytest.mark.usefixtures("every")
+def test_what_was_found_to_differ_is_known_to_the_next_process(tmp_path: Path) -> None:
+    """Also if the one that found it dies before its next boundary."""
+
+    def drawing(attempt: Attempt, numbers: int) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        attempt.start(optimizer)
+        for turn, batch in enumerate(optimizer.batches(loader, until=20), optimizer.report.step):
+            if turn == 5:
+                torch.rand(numbers)
+            scripts.loss(model, batch).backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+
+    options: dict[str, Any] = {"log": "inputs", "checkpoint_every": 1000}
+    run = tmp_path / "run"
+    for tick, numbers in ((9, 1), (7, 2)):  # the sixth unit differs, and the seventh is not finished
+        assert in_child(lambda tick=tick, numbers=numbers: drawing(Attempt(run, tick, **options), numbers)) == -signal.SIGKILL
+    last = Attempt(run, **options)
+    drawing(last, 0)
+    assert last.reports[0].step == 6, "behind the checkpoint of what holds"
+    assert last.final_report().exact is False
+    assert any("rng." in note for note in last.final_report().notes), last.final_report().notes
+
+
+@pytest.mark.usefixtures("every")
 def test_what_the_script_changes_after_recover_stands_and_the_next_start_goes_on_from_it(tmp_path: Path) -> None:
     def changing(attempt: Attempt, *, rate: float) -> None:
         model, optimizer, loader = scripts.begin(attempt)
