@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INK, RED = "#1f2937", "#dc2626"
 SHADES = ("#dbeafe", "#93c5fd", "#3b82f6", "#1e3a8a")
 TALK = {"gradients": 0.6899, "weights": 0.9311}  # shares of an update's time that the talk of 2024 says are saved
-_COLOURS = ("#dc2626", "#93c5fd", "#3b82f6", "#1e3a8a", "#0d9488", "#65a30d", "#d97706", "#9333ea")
+_COLOURS = ("#dc2626", "#93c5fd", "#3b82f6", "#1e3a8a", "#0d9488", "#65a30d", "#d97706", "#9333ea", "#6b7280")
 _MEAN_TIMES = [60 * 1.25**i for i in range(40)]  # seconds between failures, from a minute to days
 
 
