@@ -207,13 +207,17 @@ def test_the_example_goes_on_after_sigkill_of_torchrun(groups: Groups, tmp_path:
     safe = re.findall(r"torchrun's process \d+, which started this one, is gone: steps up to (\d+) are safe", told)
     assert len(safe) == 2, told
     again = groups(2).calls("tests.distributed.scripts.run_example", path=str(script))
-    assert re.search(r"recovered to step \d+ \(.* being proven\)", again), again
+    landed = re.search(r"recovered to step (\d+) \(.* (being proven|not verified)\)", again)
     proven = re.search(
         r"(\d+) (?:was|were) computed again on all 2 ranks: .* are equal to those before the crash, bit for", again
     )
-    assert proven is not None, again
-    assert min(map(int, safe)) - int(proven[1]) in (0, 1), again
-    assert int(proven[1]) >= 3 * 29 - 10  # of three epochs; the newest steps are in no record yet if none has tensors
+    assert landed is not None, again
+    if proven is None:  # at a checkpoint, behind which nothing was recorded yet
+        assert landed[2] == "not verified", again
+        assert "the log does not hold the newest one with a step" in again
+    reached = int((proven or landed)[1])
+    assert min(map(int, safe)) - reached in (0, 1), again
+    assert reached >= 3 * 29 - 10  # of three epochs; the newest steps are in no record yet if none has tensors
     epochs = dict.fromkeys(re.findall(r"^epoch (\d+):", told + again, re.MULTILINE))  # one that was left may be told twice
     assert list(epochs) == [str(number) for number in range(_EPOCHS)]
     right = re.search(r"done: (\S+) of the digits", again)

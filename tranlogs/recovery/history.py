@@ -15,6 +15,7 @@ from ..catalog import CheckpointRow, SegmentRow
 from ..catalog.rows import Limits
 from ..log.record_format import Location, Position, RecordKind, Records
 
+PASSES = "passes"  # part of a boundary: number of boundaries between the newest step and this one, unless it is none
 _UNITS_MAX = 100  # units without a step that may follow the newest unit with one
 
 

@@ -6,7 +6,7 @@ An integration imports from the core only what this package, `tranlogs.records` 
 
 from ..journal.journal import Journal
 from ..journal.shutdown import GRACE_SECONDS, OnSignal
-from ..recovery.history import LastUnit
+from ..recovery.history import PASSES, LastUnit
 from ..recovery.journal_facts import describe_replacement, read_facts
 from ..recovery.recover import Progress, Recovered, recover
 from ..recovery.recovery_plan import Target
@@ -22,7 +22,7 @@ from .live_report import UNKNOWN_DATA, Face, LiveReport, TurnData, announce, des
 from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopRecord, LoopSequence, name_loop
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .offline import OfflineReplay
-from .recheck import PASSES, UnitComparison
+from .recheck import UnitComparison
 from .recheck_messages import (
     CAUSES,
     REMEMBERED_NAMES,

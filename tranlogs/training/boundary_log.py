@@ -13,8 +13,8 @@ from typing import Any
 from ..base.errors import UsageError
 from ..checkpoints import Snapshot
 from ..journal.journal import Journal
+from ..recovery.history import PASSES
 from .cadence import Cadence
-from .recheck import PASSES
 from .recomputed_unit import RecomputedUnit
 from .rungs import FollowedRung, Rung
 

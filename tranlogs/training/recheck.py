@@ -20,7 +20,7 @@ from ..log.layout import Payload
 from ..log.reader import Record, SegmentReader
 from ..log.record_body import BodyEncoder
 from ..log.record_format import Position, RecordKind
-from ..recovery.history import LastUnit, Link, find_ends
+from ..recovery.history import PASSES, LastUnit, Link, find_ends
 from .comparison import Difference, Kind, RecordedEntry, RecordedUnit, compare_bodies, compare_payloads
 
 
@@ -280,9 +280,6 @@ def _compare(payload: Payload, record: RecordedEntry, kind: Kind) -> Difference 
     finally:
         if payload.release is not None:
             payload.release()
-
-
-PASSES = "passes"  # part of a boundary: number of boundaries between the newest step and this one, unless it is none
 
 
 _BEFORE_A_STEP = ("rng", "data", "count", "loop", "position")  # parts of a boundary of which another one explains other weights

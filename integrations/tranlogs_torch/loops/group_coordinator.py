@@ -207,7 +207,7 @@ class GroupCoordinator(RankCoordinator):
         if journal.is_rechecking:
             return GroupDecision()
         if not is_time:  # Nobody is waited for at the end of a loop: the others may have turns left, or have left it.
-            is_end = is_end and self._has_stepped and not logs_tensors
+            is_end &= not logs_tensors
             return GroupDecision(is_recorded=is_end, takes_checkpoint=is_end and is_wanted, is_alone=is_end)
         digests = read_digests() if logs_tensors else b""
         answers = self._group.gather(

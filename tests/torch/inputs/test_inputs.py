@@ -137,6 +137,7 @@ def test_what_was_found_to_differ_is_known_to_the_next_process(tmp_path: Path) -
             if turn == 5:
                 torch.rand(numbers)
             scripts.loss(model, batch).backward()
+            optimizer.training_run.journal.wait_checkpoint()
             attempt.tick()
             optimizer.step()
             optimizer.zero_grad()

@@ -5,17 +5,20 @@ The group also chooses what all ranks compute again: the newest unit, or the ste
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ...base.errors import CorruptCheckpoint, RecoveryError
+from ...base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
+from ...log.reader import SegmentReader
 from ...log.record_format import Position, RecordKind
-from ..history import LastUnit, Link, Run, find_ends, find_last_unit
+from ..history import PASSES, LastUnit, Link, Run, find_ends, find_last_unit
 from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
@@ -149,14 +152,14 @@ class UnitSummary:
         step: the step of the boundary before the unit.
         number: which of the boundaries at that step, counted from 1; 0 if only a checkpoint of it exists.
         kinds: a letter for each step and each boundary of the unit; "" if the log does not hold the unit.
-        covered: the steps of the boundaries that are recorded behind the place where the group resumes, if the log has no
-            tensors of these steps.
+        covered: the boundaries that are recorded behind the place where the group resumes, if the log has no tensors of the
+            steps before them: each has its step, and the number of boundaries between that step and it.
     """
 
     step: int = 0
     number: int = 0
     kinds: str = ""
-    covered: tuple[int, ...] = ()
+    covered: tuple[tuple[int, int], ...] = ()
 
 
 def find_obstacle(target: GroupTarget, world: int, *, is_resharded: bool) -> str:
@@ -236,7 +239,7 @@ class CommonUnit:
         found, summary, recorded = self._find(target, planner)
         units = gather(self._transport, summary)
         if (count := count_common([unit.covered for unit in units])) and recorded is not None:
-            self._found, self.end_step = _cut(recorded, count), summary.covered[count - 1]
+            self._found, self.end_step = _cut(recorded, count), summary.covered[count - 1][0]
             return None
         if self._find_obstacle is None or not target.agreement.step:
             return None
@@ -279,7 +282,7 @@ class CommonUnit:
             return None, UnitSummary(), None
         links = log.recorded.after_position(plan.position)
         recorded = _Recorded(log, plan, links, tuple(find_ends(links))) if len(links) and links[0].covered else None
-        covered = () if recorded is None else tuple(link.step for link in recorded.ends)
+        covered = () if recorded is None else tuple(_read_places(recorded.ends))
         unit = find_last_unit(log.history, log.checkpoints, plan.position)
         if unit is None:
             return None, UnitSummary(covered=covered), recorded
@@ -301,9 +304,24 @@ class _Recorded:
     ends: tuple[Link, ...]
 
 
-def count_common(covered: Sequence[Sequence[int]]) -> int:
-    """Return how many of the recorded boundaries, given by their steps, are the same on all ranks, from the first on."""
-    return next((i for i, steps in enumerate(zip(*covered, strict=False)) if len(set(steps)) > 1), min(map(len, covered)))
+def count_common(covered: Sequence[Sequence[Any]]) -> int:
+    """Return how many of the recorded boundaries are the same on all ranks, from the first on."""
+    return next((i for i, places in enumerate(zip(*covered, strict=False)) if len(set(places)) > 1), min(map(len, covered)))
+
+
+def _read_places(ends: Sequence[Link]) -> Iterator[tuple[int, int]]:
+    """Yield the step of each boundary, and the number of boundaries between both; -1 if that cannot be read."""
+    for _, links in itertools.groupby(ends, key=lambda link: link.segment.path):
+        found = list(links)
+        with ExitStack() as stack:
+            reader: SegmentReader | None = None
+            with suppress(CorruptRecord, OSError):
+                reader = stack.enter_context(SegmentReader(found[0].segment.path, found[0].segment.locations))
+            for link in found:
+                passes = -1
+                with suppress(CorruptRecord, OSError):
+                    passes = (reader.decode(link.location).part(PASSES) or 0) if reader is not None else -1
+                yield link.step, passes
 
 
 def _cut(recorded: _Recorded, count: int) -> _Unit:
