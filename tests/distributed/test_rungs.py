@@ -10,10 +10,12 @@ import pytest
 
 from tests.distributed import scripts
 from tests.distributed.conftest import Groups, Twins, demand_equal
+from tests.distributed.test_lost_journals import flip
 from tests.kills.job import Death
 from tests.kills.judge import finish, prove_deaths
 from tests.kills.pytorch import Expected, Script
 from tests.support import campaign
+from tranlogs.recovery.group.journals import read_generations, select_generation
 from tranlogs.recovery.journal_facts import read_catalog
 
 pytestmark = pytest.mark.crash
@@ -46,6 +48,22 @@ def test_a_boundary_that_one_rank_has_not_recorded_counts_for_none(groups: Group
     demand_equal(lives, twins(2))
     assert [(life.step, life.exact) for life in lives] == [(7, True)] * 2, lives[0].notes
     assert [read_catalog(tmp_path / "run" / f"rank{rank}").timeline for rank in range(2)] == [2, 2]
+
+
+@pytest.mark.parametrize("part", ["arrays", "description"])
+def test_a_damaged_boundary_of_one_rank_is_named_and_not_compared(
+    part: str, groups: Groups, twins: Twins, tmp_path: Path
+) -> None:
+    script, group = partial(scripts.train, odd="settles records"), groups(2)
+    group.dies(script, tmp_path, Death("batch", number=12, rank=1), **INPUTS)
+    runs = select_generation(read_generations(tmp_path / "run" / "rank1"), 1).recorded.runs
+    [recorded] = [link for run in runs for link in run if link.step == 10]
+    at = recorded.location.payload_offset if part == "arrays" else recorded.location.description_offset
+    flip(recorded.segment.path, at + 8)
+    lives = group.ends(script, tmp_path, **INPUTS)
+    demand_equal(lives, twins(2))
+    assert [(life.step, life.exact) for life in lives] == [(7, None)] * 2, lives[0].notes
+    assert any("step 10" in note for note in lives[1].notes), lives[1].notes
 
 
 @pytest.mark.parametrize("every", [7, 9])  # the weights of both ranks are others, or only the random numbers of one

@@ -21,6 +21,7 @@ from tests.torch.lab import Attempt, differences, flatten, prove_exact
 from tests.torch.nets import everything, logged, one_step, small
 from tests.torch.scripts import simple
 from tranlogs.base.errors import UnencodableState, UsageError
+from tranlogs_torch.loops import boundaries
 from tranlogs_torch.state.naming import as_modules, clean_names, named_parameters
 
 # An optimizer like any other
@@ -98,6 +99,21 @@ def test_the_module_has_a_hook_only_outside_of_loops(tmp_path: Path) -> None:
             one_step(model, optimizer, number)
         hooks.append(len(model._forward_pre_hooks))
     assert [*hooks, len(model._forward_pre_hooks)] == [1, 0, 0, 1, 0]
+
+
+def test_a_loop_that_asks_for_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable may hold the iterator of a loop that was left, whose last unit then takes in all steps that follow."""
+    monkeypatch.setattr(boundaries, "_LONG_UNIT", 5)
+    model = small()
+    with logged(model, tmp_path / "run") as optimizer:
+        optimizer.recover()
+        held = optimizer.steps(9, stateless=True)
+        next(held)
+        for number in range(5):
+            one_step(model, optimizer, number)
+        assert optimizer.report is not None
+        assert [note for note in optimizer.report.notes if "the loop has asked for no batch" in note]
+        held.close()
 
 
 @pytest.mark.parametrize(

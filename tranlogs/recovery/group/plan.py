@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -218,6 +218,7 @@ class CommonUnit:
         self._rank, self._world, self._find_obstacle, self._transport = rank, world, find_obstacle, transport
         self._refusal = ""  # by a rank, in an earlier attempt
         self._found: tuple[LastUnit, RecoveryPlan] | None = None  # the unit, and the plan that leads to its end
+        self._damage: list[str] = []  # of what was recorded without tensors
         self.obstacle = ""
         self.end_step: int | None = None
 
@@ -231,12 +232,13 @@ class CommonUnit:
         is_resharded: bool,
     ) -> GroupTarget | None:
         """Return the boundary before the unit that ends at `target`; None if no unit is computed again."""
-        self._found, self.end_step, self.obstacle = None, None, ""
+        self._found, self._damage, self.end_step, self.obstacle = None, [], None, ""
         obstacle = self._refusal or find_obstacle(target, self._world, is_resharded=is_resharded)
         if obstacle:
             self.obstacle = obstacle if target.agreement.step else ""
             return None
-        found, summary, recorded = self._find(target, planner)
+        damaged = {step for rank, step in damage.boundaries if rank == self._rank}
+        found, summary, recorded = self._find(target, planner, damaged)
         units = gather(self._transport, summary)
         if (count := count_common([unit.covered for unit in units])) and recorded is not None:
             self._found, self.end_step = _cut(recorded, count), summary.covered[count - 1][0]
@@ -253,6 +255,7 @@ class CommonUnit:
         Raises:
             DamagedRecord: the record of the unit is damaged.
         """
+        recovered.notes += self._damage
         if self._found is None:
             return ""
         unit, plan = self._found
@@ -268,10 +271,13 @@ class CommonUnit:
         self._refusal = name_rank(obstacles) or self._refusal
         return bool(self._refusal) and self._found is not None
 
-    def _find(self, target: GroupTarget, planner: RankPlanner) -> tuple[_Unit | None, UnitSummary, _Recorded | None]:
+    def _find(
+        self, target: GroupTarget, planner: RankPlanner, damaged: Collection[int]
+    ) -> tuple[_Unit | None, UnitSummary, _Recorded | None]:
         """Return the newest unit of this rank with the plan that leads to its end, and the summary of the unit.
 
-        The last value is what is recorded behind `target`, if the log has no tensors of these steps.
+        The last value is what is recorded behind `target`, if the log has no tensors of these steps, up to the first of the
+        `damaged` boundaries, given by their steps.
         """
         base = target.agreement.bases[self._rank]
         assert base is not None, "a rank whose journal is not lost has a checkpoint"
@@ -282,13 +288,18 @@ class CommonUnit:
             return None, UnitSummary(), None
         links = log.recorded.after_position(plan.position)
         recorded = _Recorded(log, plan, links, tuple(find_ends(links))) if len(links) and links[0].covered else None
-        covered = () if recorded is None else tuple(_read_places(recorded.ends))
+        covered: list[tuple[int, int]] = []
+        try:
+            ends = recorded.ends if recorded is not None else ()
+            covered.extend(_read_places(itertools.takewhile(lambda link: link.step not in damaged, ends)))
+        except (CorruptRecord, OSError) as error:
+            self._damage = [str(error)]
         unit = find_last_unit(log.history, log.checkpoints, plan.position)
         if unit is None:
-            return None, UnitSummary(covered=covered), recorded
+            return None, UnitSummary(covered=tuple(covered)), recorded
         kinds = "".join(_KINDS.get(link.kind, "") for link in unit.links)
         number = planner.count_boundaries(log, unit.start)
-        return (unit, plan), UnitSummary(unit.start.step, number, kinds, covered), recorded
+        return (unit, plan), UnitSummary(unit.start.step, number, kinds, tuple(covered)), recorded
 
 
 _Unit = tuple[LastUnit, RecoveryPlan]  # a unit, and the plan that leads to its end
@@ -309,19 +320,16 @@ def count_common(covered: Sequence[Sequence[Any]]) -> int:
     return next((i for i, places in enumerate(zip(*covered, strict=False)) if len(set(places)) > 1), min(map(len, covered)))
 
 
-def _read_places(ends: Sequence[Link]) -> Iterator[tuple[int, int]]:
-    """Yield the step of each boundary, and the number of boundaries between both; -1 if that cannot be read."""
-    for _, links in itertools.groupby(ends, key=lambda link: link.segment.path):
-        found = list(links)
-        with ExitStack() as stack:
-            reader: SegmentReader | None = None
-            with suppress(CorruptRecord, OSError):
-                reader = stack.enter_context(SegmentReader(found[0].segment.path, found[0].segment.locations))
-            for link in found:
-                passes = -1
-                with suppress(CorruptRecord, OSError):
-                    passes = (reader.decode(link.location).part(PASSES) or 0) if reader is not None else -1
-                yield link.step, passes
+def _read_places(ends: Iterable[Link]) -> Iterator[tuple[int, int]]:
+    """Yield the step of each boundary, and the number of boundaries between both.
+
+    Raises:
+        CorruptRecord, OSError: a record is damaged, or cannot be read. What lies behind it is not compared.
+    """
+    for path, links in itertools.groupby(ends, key=lambda link: link.segment.path):
+        with SegmentReader(path) as reader:
+            for link in links:
+                yield link.step, reader.decode(link.location).part(PASSES) or 0
 
 
 def _cut(recorded: _Recorded, count: int) -> _Unit:
